@@ -126,7 +126,7 @@ def test_chance_is_the_share_of_the_most_frequent_label(labels, monkeypatch, tmp
     one.folder(cell).mkdir(parents=True)
     (one.folder(cell) / "test.log").write_text("valid on 'test' subset | loss 2 | accuracy 90.5\n")
     (one.folder(cell) / "train.log").write_text("")
-    found = one._found(cell)
+    found = one._collect(cell)
     assert found["signature"] == "{'threads': 1}", "those of the training"
     assert found["chance"] == max(labels.count(label) for label in labels) / len(labels)
     assert (found["examples"], found["accuracy"], found["dev"]) == (len(labels), 90.5, None)

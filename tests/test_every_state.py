@@ -83,13 +83,13 @@ def test_a_prompt_is_answered_for_each_hypothesis_and_follows_the_beam() -> None
     state: dict[str, Any] = {}
     rows = prompt.repeat_interleave(2, 0)  # two hypotheses of a sentence side by side
     with decoder.prompted(prompt):
-        assert torch.equal(decoder.ahead(rows[:, :1], state)[:, 0, 0], rows[:, 0])  # type: ignore[index]
+        assert torch.equal(decoder.prompt_output(rows[:, :1], state)[:, 0, 0], rows[:, 0])  # type: ignore[index]
         assert torch.equal(state["read"], rows)
-        assert torch.equal(decoder.ahead(rows[:, :2], state)[:, 0, 0], rows[:, 1])  # type: ignore[index]
+        assert torch.equal(decoder.prompt_output(rows[:, :2], state)[:, 0, 0], rows[:, 1])  # type: ignore[index]
         order = torch.tensor([2, 3, 0, 1])
         decoder.reorder_incremental_state_scripting(state, order)
-        assert torch.equal(decoder.ahead(rows[order], state)[:, 0, 0], rows[order][:, 2])  # type: ignore[index]
-        assert decoder.ahead(torch.zeros(4, 4), state) is None, "nothing is known behind the prompt"
+        assert torch.equal(decoder.prompt_output(rows[order], state)[:, 0, 0], rows[order][:, 2])  # type: ignore[index]
+        assert decoder.prompt_output(torch.zeros(4, 4), state) is None, "nothing is known behind the prompt"
     assert decoder.passes == 1 and decoder.context.prompt is None
 
 

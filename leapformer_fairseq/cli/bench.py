@@ -11,12 +11,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..support.errors import LeapformerError
-from ..support.files import made_folder, write_json, write_text
+from ..support.files import make_folder, write_json, write_text
 from . import calls
 
 if TYPE_CHECKING:
     from ..studies.benchmarks.measure import Place
-    from ..studies.benchmarks.tables import Found
+    from ..studies.benchmarks.tables import Results
 
 HELP = "speed, memory and FLOPs of attention, decoding, training and whole models"
 BENCHMARKS = {
@@ -78,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
     names = [name for name in names if name not in wrong]
     if names:
         cases = list(benchmark.cases(names, places, args.quick, **chosen))
-        folder = made_folder(args.out)
+        folder = make_folder(args.out)
         options = {"seed": args.seed, "quick": args.quick, "devices": "+".join(map(str, places)), **chosen}
-        results: Found = {}
+        results: Results = {}
         for measured, results in enumerate(measure.run(cases, args.seed), 1):  # written after each case: it takes hours
             _write(folder, args.benchmark, benchmark, results, options, len(cases) - measured)
         for title, table in tables.summary(results, benchmark.TABLES):
@@ -130,7 +130,9 @@ def find_places(devices: list[str] | None, dtypes: list[str] | None) -> list[Pla
     return [Place.parse(f"{device} {dtype}") for device in check_devices(devices) for dtype in precisions(device)]
 
 
-def _write(folder: Path, name: str, benchmark: ModuleType, results: Found, options: dict[str, Any], left: int) -> None:
+def _write(
+    folder: Path, name: str, benchmark: ModuleType, results: Results, options: dict[str, Any], left: int
+) -> None:
     """Write NAME.json and NAME.md with the results so far; `left` cases are still to be measured."""
     from ..studies.benchmarks import tables
     from ..support.signature import environment, signature

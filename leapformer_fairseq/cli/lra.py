@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..studies.lra import protocols
 from ..support.errors import LeapformerError
-from ..support.files import made_folder, write_json, write_text
+from ..support.files import make_folder, write_json, write_text
 
 if TYPE_CHECKING:
     from ..studies.lra.grid import Cell, Grid
@@ -88,7 +88,7 @@ def _prepare(args: argparse.Namespace) -> int:
         root = None if args.root is None else Path(args.root)
         root = root / task if root is not None and (root / task).is_dir() else root
         commands += make_data(protocol, task, root, data, quirks, data / "corpora")
-    made_folder(data)
+    make_folder(data)
     for command in commands:  # `leapformer prepare` and `corpus`, which skip finished work
         print(shlex.join(["leapformer", *command]), flush=True)
         status = main(command)
@@ -192,7 +192,7 @@ def _table(args: argparse.Namespace) -> None:
     text = tables.accuracy_table(cells, protocol, not args.without_published)
     print(text)
     if args.out:
-        folder = made_folder(args.out)
+        folder = make_folder(args.out)
         write_text(folder / "table.md", f"# {protocol.title}\n\n{text}", "--out")
         write_json(folder / "results.json", {"protocol": protocol.name, "rows": tables.as_rows(cells), "runs": results})
         _write_csv(folder / "results.csv", results)
@@ -233,7 +233,7 @@ def _quirks(args: argparse.Namespace) -> None:
     text = effects.table(changes, protocol)
     print(text)
     if args.out:
-        folder = made_folder(args.out)
+        folder = make_folder(args.out)
         write_text(folder / "quirks.md", text, "--out")
         write_json(folder / "quirks.json", effects.content(changes), "--out")
 
@@ -267,7 +267,7 @@ def _rcp(args: argparse.Namespace) -> None:
         table = composite.measured(cells, protocol, Path(args.bench), args.std)
     print(table.text())
     if args.out:
-        folder = made_folder(args.out)
+        folder = make_folder(args.out)
         write_text(folder / "rcp.md", table.text(), "--out")
         write_json(folder / "rcp.json", table.content(), "--out")
         table.draw(folder / "rcp.png")
@@ -290,7 +290,7 @@ def _params(args: argparse.Namespace) -> None:
     text = params.table(counts, protocol)
     print(text)
     if args.out:
-        folder = made_folder(args.out)
+        folder = make_folder(args.out)
         write_text(folder / "params.md", text, "--out")
         write_json(folder / "params.json", params.content(counts), "--out")
 

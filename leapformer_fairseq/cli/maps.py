@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..support.errors import LeapformerError
-from ..support.files import made_folder, write_json
+from ..support.files import make_folder, write_json
 from . import calls
 
 HELP = "draw attention maps and learned proportions of a trained model"
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     request = Request(args.input, args.target, args.subwords, args.lines, args.max_length)
     sentences = examples(model, task, request)
     sentences = chain(list(islice(sentences, 1)), sentences)  # read the first now: bad input must leave no folder
-    folder = made_folder(args.out)
+    folder = make_folder(args.out)
     proportions, drawn = draw_maps(model, sentences, chosen, head, folder, lambda note: print(note, file=sys.stderr))
     rows = proportions.rows()
     if rows:

@@ -20,7 +20,7 @@ from ..scoring.speech import (
     speech_table,
 )
 from ..support.errors import LeapformerError
-from ..support.files import made_folder, write_json, write_text
+from ..support.files import make_folder, write_json, write_text
 from ..support.signature import signature
 from . import calls
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     if args.pictures < 0:
         raise LeapformerError(f"--pictures {args.pictures}: give a number of sentences")
     folders = [Path(folder) for folder in args.runs]
-    out = made_folder(args.out) if args.out else _shared_folder(folders)
+    out = make_folder(args.out) if args.out else _shared_folder(folders)
     runs: dict[str, Run] = {}
     reports: dict[str, Report] = {}
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..support.files import made_folder
+from ..support.files import make_folder
 from ..support.progress import progress
 from ..support.signature import signature
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     settings = Settings(args.updates, args.ahead_ms, args.units, args.lr, args.seed)
     set_threads(args.num_threads)
     training, held_out = Recordings(args.train), Recordings(args.valid)
-    made_folder(args.out.parent)
+    make_folder(args.out.parent)
     checkpoint = args.out.with_name(f".{args.out.name}.training")
     with progress("sentence ends", "update") as watch:
         model = train(training, held_out, settings, signature(seed=args.seed), watch, checkpoint)

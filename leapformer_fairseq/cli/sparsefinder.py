@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ..support.errors import LeapformerError
-from ..support.files import made_folder, write_json, write_text
+from ..support.files import make_folder, write_json, write_text
 from ..support.progress import progress
 from . import calls
 
@@ -101,7 +101,7 @@ def _fit(args: argparse.Namespace) -> None:
     options = {field.name: getattr(args, field.name) for field in fields(Settings)}
     settings = Settings(**{**options, "blocks": tuple(args.blocks)})
     settings.check()
-    folder = made_folder(args.out)
+    folder = make_folder(args.out)
     for seed in args.seeds:
         path = folder / f"seed{seed}.pt"
         if path.is_file():
@@ -137,7 +137,7 @@ def _evaluate(args: argparse.Namespace) -> None:
         rows.append(row)
         print("  ".join(f"{name} {value:.4f}" for name, value in row.items() if isinstance(value, float)))
     content = {"rows": rows, "gold_sparsity": gold_sparsity(graphs, sentences), "sentences": len(sentences)}
-    write_json(made_folder(args.out) / "evaluate.json", _signed(content, args), "--out")
+    write_json(make_folder(args.out) / "evaluate.json", _signed(content, args), "--out")
 
 
 # -------------------------------------------------------------------------------------------------------------- pareto
@@ -177,7 +177,7 @@ def _pareto(args: argparse.Namespace) -> None:
     block = graphs.about["block"]
     chosen = [with_options(point, args.options) for point in points(args.grid, args.mechanisms or patterns(), block)]
     sweep = Sweep(chosen, args.windows or windows_of(block), args.ends, args.fitted)
-    folder, test = made_folder(args.out), _test(args, graphs)
+    folder, test = make_folder(args.out), _test(args, graphs)
     scores = None if test is None else KeptScores(test, folder, graphs.about["fingerprints"])
     with progress("recall", "point") as watch:
         rows = sweep_all(graphs, sweep, folder, args.sentences, watch)
@@ -218,7 +218,7 @@ def _blocks(args: argparse.Namespace) -> None:
 
     sweep = Sweep(block_points(args.grid, args.mechanisms), [0], "none", [args.fitted] if args.fitted else [])
     test = Scored(args.path, args.data, "encoder-self", args.subset, batch=args.batch, limit=args.limit)
-    folder = made_folder(args.out)
+    folder = make_folder(args.out)
     scores = KeptScores(test, folder, [digest(path) for path in (args.path, *sweep.files)])
     full = scores.full()
     with progress("blocks", "point") as watch:
@@ -254,7 +254,7 @@ def _draw_graphs(args: argparse.Namespace) -> None:
     ):
         if value is not None and not first <= value < first + count:
             raise LeapformerError(f"{option} {value}: choose from {first} to {first + count - 1}")
-    folder = made_folder(args.out)
+    folder = make_folder(args.out)
     point = Point(args.mechanism, {**read_options(args.mechanism, args.options), "sparse_window": args.window})
     layers = dict(enumerate(mechanisms(graphs, point, args.ends, args.fitted, 0)))
     if args.layer is not None:
@@ -287,7 +287,7 @@ def _tags(args: argparse.Namespace) -> None:
     from ..studies.sparsefinder.pictures import draw_tags
     from ..studies.sparsefinder.sweep import evaluated
 
-    graphs, folder = Graphs(args.graphs), made_folder(args.out)
+    graphs, folder = Graphs(args.graphs), make_folder(args.out)
     if len(args.fitted) != 1:
         raise LeapformerError(f"--fitted: {len(args.fitted)} files; give one file of `leapformer sparsefinder fit`")
     sentences = evaluated(graphs, args.fitted, args.sentences)

@@ -179,7 +179,7 @@ class _LanguageDecoder(Prompted, _Decoder):
         """Log-probabilities after all tokens (B, T), or, with `incremental_state`, after the last of them."""
         if incremental_state is None:
             return self.read(prev_output_tokens, {}), None
-        found = self.ahead(prev_output_tokens, incremental_state)
+        found = self.prompt_output(prev_output_tokens, incremental_state)
         if found is not None:
             return found, None
         alone = {ROWS: torch.arange(len(prev_output_tokens)), STATES: dict[str, Any]()}

@@ -1,7 +1,7 @@
-"""Changes to the recordings of a training set, drawn again each time: some are joined, and all played at other speeds.
+"""Augmentation of speech training sets, drawn anew in each epoch: joined recordings, and other speeds.
 
 A model that has only seen single sentences fails if an utterance contains more than one, as in talks without pauses.
-Other speeds make more of a few hours of speech (Ko et al., 2015, Interspeech).
+Speed perturbation makes better use of a few hours of speech (Ko et al., 2015, Interspeech).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ..runtime.acoustics.mel import htk_hz, htk_mel
 from ..runtime.audio import FRAME_MS, SAMPLE_RATE, fbank
 from ..support.errors import LeapformerError
 
-PAUSES = 0.5  # share of the places between two sentences that get a pause
+PAUSES = 0.5  # share of sentence boundaries that get a pause
 LONGEST_PAUSE = 1500 // FRAME_MS
-SILENT = 0.5  # share of the pauses that are digital silence; the others sound like the quietest frames before them
-LOWEST_HZ = 20  # of Kaldi's filterbanks
-QUIET = 0.1  # share of a recording's frames that count as its quietest
+SILENT = 0.5  # share of pauses that are digital silence; the others repeat quiet frames of the sentence before
+LOWEST_HZ = 20  # lower edge of Kaldi's filterbanks
+QUIET = 0.1  # share of a recording's frames that counts as its background noise
 
 
 class JoinedSentences(ConcatAugment):
-    """Joins each recording with up to `most` - 1 others, drawn again in every epoch; a repeated epoch is the same.
+    """Join each recording with up to `most` - 1 others, drawn from the seed, the epoch and its index.
 
     fairseq asks a data set's `ConcatAugment` which recordings to join, and joins their texts itself.
     """
@@ -42,6 +42,7 @@ class JoinedSentences(ConcatAugment):
         return f"{type(self).__name__}(most={self.most}, seed={self.seed})"
 
     def find_indices(self, index: int, n_frames: list[int], n_samples: int) -> list[int]:
+        # Not the process's generator: a resumed run repeats the epoch, whatever its workers have drawn before.
         rng = self.generator(index)
         return [index, *map(int, rng.integers(n_samples, size=rng.integers(self.most)))]
 
@@ -49,7 +50,7 @@ class JoinedSentences(ConcatAugment):
         return np.random.default_rng([self.seed, self.epoch, *numbers])
 
     def source(self, dataset: SpeechToTextDataset, indices: list[int]) -> Tensor:
-        """The filterbanks (T, bins) of joined recordings, with the data set's transforms."""
+        """Filterbanks (T, bins) of joined recordings, with pauses and the data set's transforms."""
         rng, parts = self.generator(*indices), list[np.ndarray]()
         for index in indices:
             if parts and rng.random() < PAUSES:
@@ -63,7 +64,7 @@ class JoinedSentences(ConcatAugment):
 
 
 def pause(before: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """`count` filterbank frames to follow a recording: digital silence, or its own background noise."""
+    """`count` filterbank frames of a pause after a recording: digital silence, or its own background noise."""
     if rng.random() < SILENT:
         silence = fbank(np.zeros(SAMPLE_RATE // 10, np.float32), SAMPLE_RATE, before.shape[1])
         return np.repeat(silence[:1], count, axis=0)
@@ -72,16 +73,16 @@ def pause(before: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarra
 
 
 def join_sentences(dataset: SpeechToTextDataset, most: int, seed: int) -> None:
-    """Let a training set join up to `most` recordings.
+    """Make a training set join up to `most` recordings.
 
-    Raises LeapformerError for fewer than 1, and for a data set whose configuration joins recordings or reads waveforms.
+    Raises LeapformerError if `most` < 1, or if the data configuration already joins recordings or reads waveforms.
     """
     if most == 1:
         return
     if most < 1:
         raise LeapformerError(f"--join-sentences {most}: give at least 1")
     if dataset.cfg.use_audio_input:
-        raise LeapformerError("--join-sentences joins filterbanks, this data set has waveforms; leave it out")
+        raise LeapformerError("--join-sentences joins filterbanks, but this data set has waveforms; leave it out")
     if dataset.dataset_transforms.has_transform(ConcatAugment):
         raise LeapformerError("--join-sentences: concataugment in the data configuration joins already; remove one")
     joined, others = JoinedSentences(most, seed), dataset.dataset_transforms.transforms
@@ -90,12 +91,7 @@ def join_sentences(dataset: SpeechToTextDataset, most: int, seed: int) -> None:
 
 
 class SpeedPerturbation:
-    """Filterbanks as if the recording were played faster or slower, by a rate drawn from 1 - `most` to 1 + `most`.
-
-    As when a waveform is resampled, durations are divided by the rate and frequencies multiplied by it. Both are
-    interpolated linearly between frames and between the centres of the bins, of Kaldi's mel scale up to 8 kHz; what a
-    lower rate leaves empty at the top is like the highest bin.
-    """
+    """A feature transform that plays filterbanks at a speed drawn uniformly from 1 - `most` to 1 + `most`."""
 
     def __init__(self, most: float) -> None:
         self.most = most
@@ -104,34 +100,41 @@ class SpeedPerturbation:
         return f"{type(self).__name__}(most={self.most})"
 
     def __call__(self, frames: np.ndarray) -> np.ndarray:
-        """Filterbanks (T, bins) to (T / rate, bins), rounded, and at least one frame."""
-        return played(frames, 1 + self.most * (2 * np.random.random() - 1))  # as in SpecAugment: of the process
+        """Filterbanks (T, bins) to (T / rate, bins)."""
+        # The process's generator, like fairseq's SpecAugment.
+        return change_speed(frames, 1 + self.most * (2 * np.random.random() - 1))
 
 
-def played(frames: np.ndarray, rate: float) -> np.ndarray:
-    """Filterbanks (T, bins) of a recording that is played at `rate` times its speed, (T / rate, bins)."""
-    from scipy.ndimage import map_coordinates  # which takes time to import, and few trainings need it
+def change_speed(frames: np.ndarray, rate: float) -> np.ndarray:
+    """Filterbanks (T, bins) as if the recording were played at `rate` times its speed, (T / rate, bins).
+
+    As in resampling of the waveform, durations are divided by the rate and frequencies multiplied by it. Values are
+    interpolated linearly between frames and between the centres of Kaldi's mel bins, which end at 8 kHz; at a lower
+    rate, the empty bins at the top repeat the highest one. The result has at least one frame.
+    """
+    from scipy.ndimage import map_coordinates  # slow to import, and few trainings need it
 
     count, bins = frames.shape
     low, high = htk_mel(np.array([LOWEST_HZ, SAMPLE_RATE / 2])).tolist()
-    mels = np.linspace(low, high, bins + 2)
-    heard = htk_mel(htk_hz(mels[1:-1]) / rate)  # what was at each bin's frequency divided by the rate
-    channels = (heard - mels[1]) / (mels[1] - mels[0])
-    moments = np.linspace(0, count - 1, max(1, round(count / rate)))
-    places = np.meshgrid(moments, channels, indexing="ij")
-    return np.asarray(map_coordinates(frames, places, order=1, mode="nearest"))
+    mels = np.linspace(low, high, bins + 2)  # edges and centres of the bins; bin i has its centre at i + 1
+    source_mels = htk_mel(htk_hz(mels[1:-1]) / rate)
+    source_bins = (source_mels - mels[1]) / (mels[1] - mels[0])
+    source_frames = np.linspace(0, count - 1, max(1, round(count / rate)))
+    grid = np.meshgrid(source_frames, source_bins, indexing="ij")
+    return np.asarray(map_coordinates(frames, grid, order=1, mode="nearest"))
 
 
 def perturb_speed(dataset: SpeechToTextDataset, most: float) -> None:
-    """Let a training set be heard at rates from 1 - `most` to 1 + `most`.
+    """Make a training set play recordings at speeds from 1 - `most` to 1 + `most`.
 
-    Raises LeapformerError for a share that is not at least 0 and less than 1, and for a data set of waveforms.
+    Raises LeapformerError unless 0 <= `most` < 1, and for a data set of waveforms.
     """
     if not 0 <= most < 1:
-        raise LeapformerError(f"--speed-perturbation {most}: give a share of the speed, from 0 to less than 1, as 0.1")
+        raise LeapformerError(f"--speed-perturbation {most}: give a share from 0 to less than 1, e.g. 0.1")
     if not most:
         return
     if dataset.cfg.use_audio_input:
-        raise LeapformerError("--speed-perturbation changes filterbanks, this data set has waveforms; leave it out")
+        raise LeapformerError("--speed-perturbation changes filterbanks, but this data set has waveforms; leave it out")
     others = [] if dataset.feature_transforms is None else dataset.feature_transforms.transforms
+    # First, since the masks of SpecAugment must not be interpolated.
     dataset.feature_transforms = CompositeAudioFeatureTransform([SpeedPerturbation(most), *others])

@@ -1,7 +1,7 @@
-"""Averaging fairseq checkpoints: the mean of the parameters of one training's last, or best, checkpoints.
+"""Loads, describes, averages and saves fairseq checkpoints.
 
-Files are loaded with PyTorch's protection on (`weights_only`), and the optimizer state, two thirds of
-them, is left out.
+Files are loaded with PyTorch's protection on (`weights_only`). Averages leave out the optimizer state, two thirds of a
+file.
 """
 
 from __future__ import annotations
@@ -21,32 +21,34 @@ from ..runtime.folder import Folder
 from ..support.errors import LeapformerError
 from ..support.files import replacing
 
+# fairseq's names: checkpoint3.pt, checkpoint_1_500.pt (epoch, update), checkpoint.best_bleu_27.30.pt (metric)
 _EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 _UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 _BEST = re.compile(r"checkpoint\.best_.+_(-?\d+\.\d+)\.pt")
 
 
 def last_checkpoints(folder: str | Path, count: int) -> list[Path]:
-    """The `count` newest checkpoints of the ends of epochs, or where there are none of --save-interval-updates.
+    """The `count` newest checkpoints, oldest first: of epochs, or if there are none, of --save-interval-updates.
 
-    Raises LeapformerError when there are fewer.
+    Raises LeapformerError if there are fewer.
     """
     numbered = _numbered(folder, _EPOCH) or _numbered(folder, _UPDATE)
     return _take(numbered, count, folder, "--last", "--keep-last-epochs")
 
 
 def best_checkpoints(folder: str | Path, count: int) -> list[Path]:
-    """The `count` best checkpoints by validation. Raises LeapformerError when there are fewer."""
+    """The `count` best checkpoints by the validation metric, best last. Raises LeapformerError if there are fewer."""
     numbered = _numbered(folder, _BEST)
+    # File names have the metric's value, but not whether larger is better. A checkpoint is opened only if it matters.
     if len(numbered) > count > 0 and not _larger_is_better(numbered[0]):
         numbered.reverse()
     return _take(numbered, count, folder, "--best", "--keep-best-checkpoints")
 
 
 def average_checkpoints(paths: Sequence[Path]) -> dict[str, Any]:
-    """The newest of the checkpoints (the last of `paths`) with averaged parameters, without its optimizer state.
+    """The last of the checkpoints with averaged parameters and without optimizer state.
 
-    Raises LeapformerError for no files, unreadable ones, and models that do not fit together.
+    Raises LeapformerError if `paths` is empty, a file cannot be read, or the models differ in names or shapes.
     """
     if not paths:
         raise LeapformerError("no checkpoints to average; check --inputs")
@@ -57,35 +59,35 @@ def average_checkpoints(paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def average_parameters(models: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of several state dicts, summed in double precision; `models` has a name for each, for messages.
+    """The mean of state dicts, summed in float64; keys of `models` name them in messages.
 
-    Integers (counters) are those of the last model. Tensors that share memory there, like tied embeddings, share it in
-    the result. Raises LeapformerError when names or shapes differ.
+    Integers (counters) are those of the last model. Tensors that share memory in the last model, like tied embeddings,
+    share it in the result. Raises LeapformerError if names or shapes of parameters differ.
     """
     (first_name, first), *others = models.items()
     for name, model in others:
         _check_same(first_name, first, name, model)
     *_, last = models.values()
     averaged: dict[str, Tensor] = {}
-    by_place: dict[tuple[Any, ...], Tensor] = {}
+    by_storage: dict[tuple[Any, ...], Tensor] = {}
     for name, tensor in last.items():
-        place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride())
-        if not tensor.numel() or place not in by_place:
-            by_place[place] = _mean([model[name] for model in models.values()])
-        averaged[name] = by_place[place]
+        storage = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        if not tensor.numel() or storage not in by_storage:  # empty tensors all have the address 0
+            by_storage[storage] = _mean([model[name] for model in models.values()])
+        averaged[name] = by_storage[storage]
     return averaged
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """A fairseq checkpoint as saved, tensors mapped from the file.
+    """Read a fairseq checkpoint; tensors are memory-mapped.
 
-    Raises LeapformerError when it is none, and for options that fairseq would execute.
+    Raises LeapformerError if it is not one, or has options that fairseq would execute as code.
     """
-    # For good, as `compat` does: leaving `safe_globals` would also take back what was allowed before.
+    # Permanently, as in `compat`: leaving a `safe_globals` block would also forget the types that were allowed before.
     torch.serialization.add_safe_globals(checkpoint_types())
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # torch, pickle and zipfile each have their own for a broken file
+    except Exception as error:  # torch, pickle and zipfile each raise their own types for a broken file
         reason = " ".join(str(error).split())[:200]
         raise LeapformerError(f"{path} cannot be read as a checkpoint ({reason})") from error
     if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
@@ -95,19 +97,19 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def describe_checkpoint(path: str | Path) -> dict[str, Any]:
-    """How far a training had come, and the number of parameters; of an exported folder, those of its checkpoint.
+    """Progress of the training, validation loss and number of parameters of a checkpoint or an exported folder.
 
-    Raises LeapformerError when it is neither.
+    Raises LeapformerError if it is neither.
     """
     if Path(path).is_dir():
         return {**Folder.read(path).origin, "checkpoint": Path(path).name}
     state = load_checkpoint(Path(path))
     extra, history = state.get("extra_state") or {}, state.get("optimizer_history") or [{}]
     place = extra.get("train_iterator") or {}
-    # Under this name fairseq keeps whatever the best checkpoint is chosen by.
+    # Despite its name, `val_loss` is the metric by which the best checkpoint is chosen.
     chosen_by = ((state.get("cfg") or {}).get("checkpoint") or {}).get("best_checkpoint_metric", "loss")
     loss = extra.get("val_loss") if chosen_by == "loss" else None
-    # After the last batch of an epoch fairseq counts as the next one.
+    # After the last batch of an epoch, fairseq's iterator is at batch 0 of the next one.
     epoch = place["epoch"] - (place.get("iterations_in_epoch") == 0) if "epoch" in place else None
     return {
         "checkpoint": Path(path).name,
@@ -119,37 +121,35 @@ def describe_checkpoint(path: str | Path) -> dict[str, Any]:
     }
 
 
-def updates_in_all(state: Mapping[str, Any]) -> int:
-    """The updates of a checkpoint's training, and of those whose weights it began with.
-
-    fairseq notes the count of each run that went on from another one, and begins at 0 again with other data or options.
-    """
+def total_updates(state: Mapping[str, Any]) -> int:
+    """The updates of a checkpoint's training and of the trainings whose weights it started from."""
+    # Each run adds its update count to the history. A resumed run continues the count of the entry before; a lower
+    # count means that the optimizer was reset, so the entry before was the end of a training.
     counts = [int(entry.get("num_updates") or 0) for entry in state.get("optimizer_history") or []]
     return sum(count for count, after in zip(counts, [*counts[1:], -1], strict=False) if after < count)
 
 
 def _count_parameters(model: Mapping[str, Tensor]) -> int:
-    """Each one once, also where it serves as two layers."""
-    places = {
+    """The number of parameters; shared ones count once."""
+    sizes = {
         _identity(tensor): tensor.numel()
         for name, tensor in model.items()
         if not name.endswith(("version", "_float_tensor"))
     }
-    return sum(places.values())
+    return sum(sizes.values())
 
 
 def _identity(tensor: Tensor) -> Hashable:
-    """What a parameter has in common with the same one under another name.
-
-    Training in half precision saves a copy for each name, so matrices are known by their values.
-    """
+    """A key that is the same for a shared parameter under each of its names."""
+    # Half-precision training saves a copy under each name, so matrices are compared by value. Vectors and constant
+    # matrices may be equal without being shared, e.g. norms at their initial values.
     if tensor.dim() > 1 and bool(tensor.min() < tensor.max()):
         return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().data).digest()
     return tensor.untyped_storage().data_ptr(), tensor.storage_offset()
 
 
 def save_checkpoint(state: Mapping[str, Any], path: str | Path) -> None:
-    """Write a checkpoint; an interrupted write leaves nothing that looks like one."""
+    """Write a checkpoint atomically, and create its folder if necessary."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
@@ -157,7 +157,7 @@ def save_checkpoint(state: Mapping[str, Any], path: str | Path) -> None:
 
 
 def _numbered(folder: str | Path, pattern: re.Pattern[str]) -> list[Path]:
-    """Files whose name matches, by rising number."""
+    """The files whose names match, sorted by the number in their name."""
     if not Path(folder).is_dir():
         raise LeapformerError(f"no folder {folder}; --inputs is the --save-dir of a training")
     matches = [(match, path) for path in Path(folder).iterdir() if (match := pattern.fullmatch(path.name))]
@@ -174,15 +174,15 @@ def _take(numbered: list[Path], count: int, folder: str | Path, option: str, kee
 
 
 def _larger_is_better(path: Path) -> bool:
-    """Whether training took the larger value of its validation metric for the better one."""
+    """Whether a larger validation metric was better in this training."""
     config = load_checkpoint(path).get("cfg") or {}
     return bool(config.get("checkpoint", {}).get("maximize_best_checkpoint_metric", False))
 
 
 def _check_same(name: str, model: Mapping[str, Tensor], other_name: str, other: Mapping[str, Tensor]) -> None:
-    if lonely := sorted(model.keys() ^ other.keys()):
+    if unshared := sorted(model.keys() ^ other.keys()):
         raise LeapformerError(
-            f"{lonely[0]} is only in one of {name} and {other_name}; average checkpoints of one training"
+            f"{unshared[0]} is only in one of {name} and {other_name}; average checkpoints of one training"
         )
     for parameter, tensor in model.items():
         if tensor.shape != other[parameter].shape:
@@ -194,7 +194,7 @@ def _mean(tensors: Iterable[Tensor]) -> Tensor:
     *_, last = tensors = list(tensors)
     if not last.is_floating_point():
         return last.clone()
-    total = torch.zeros(last.shape, dtype=torch.float64)
+    total = torch.zeros(last.shape, dtype=torch.float64)  # one at a time: a stack would hold all models in memory
     for tensor in tensors:
         total += tensor
     return (total / len(tensors)).to(last.dtype)

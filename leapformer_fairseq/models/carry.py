@@ -1,4 +1,4 @@
-"""The carry: what layers pass on in addition to their output, and what the encoder passes to the decoder."""
+"""Passes the carry, which layers hand on in addition to their output, from the encoder to the decoder."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ CARRY = "carry"  # key of the encoder's output: [values (B, l, C)], or [values, 
 
 
 class CarryingEncoder(FairseqEncoder):
-    """Mixin for fairseq encoders: the carry of the last layer is passed to the decoder with the encoder's output."""
+    """Mixin for fairseq encoders that adds the carry of the last layer to the encoder's output."""
 
     context: PassContext
 
     def forward(self, *args: Any, **kwargs: Any) -> EncoderOut:
-        self.context.carry = None
+        self.context.carry = None  # of the last batch, which the first layer must not receive
         return self.with_carry(super().forward(*args, **kwargs))
 
     def with_carry(self, encoder_out: EncoderOut) -> EncoderOut:
-        """The encoder's output and the carry, if there is one."""
+        """Add the carry, if any layer has one."""
         if self.context.facts.carrier is None:
             return encoder_out
         carry = self.context.hand_over(encoder_out["encoder_out"][0].shape[1])
@@ -40,10 +40,10 @@ class CarryingEncoder(FairseqEncoder):
 
 
 @contextmanager
-def carried(context: PassContext, encoder_out: EncoderOut | None) -> Iterator[None]:
-    """Within this context, a decoder's layers receive what the encoder passed on, if anything."""
-    found = (encoder_out or {}).get(CARRY)
-    context.carry = Carry(*found) if found else None
+def receiving_carry(context: PassContext, encoder_out: EncoderOut | None) -> Iterator[None]:
+    """Pass the encoder's carry, if any, to the decoder's layers that run within this context."""
+    carry = (encoder_out or {}).get(CARRY)
+    context.carry = Carry(*carry) if carry else None
     try:
         yield
     finally:

@@ -1,8 +1,8 @@
 """Classifiers of one or two sequences with any attention plan in the encoder, as in Long Range Arena.
 
-Sizes are those of Tay et al., 2021 (arXiv:2011.04006), which Luna uses (Ma et al., 2021, arXiv:2106.01540, section
-4.1), and of LeaPformer (Agostinelli et al., 2024, arXiv:2405.13046, appendix A.10), whose models are those of Skyformer
-(Chen et al., 2021, arXiv:2111.00035).
+Presets: the sizes of Tay et al., 2021 (arXiv:2011.04006), which Luna uses (Ma et al., 2021, arXiv:2106.01540, section
+4.1), and of LeaPformer (Agostinelli et al., 2024, arXiv:2405.13046, appendix A.10), which are those of Skyformer (Chen
+et al., 2021, arXiv:2111.00035).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from .task import adapt
 POOLINGS = ("cls", "mean", "packed", "padded-mean")
 POSITIONS = ("learned", "sinusoidal", "none")
 PAIRS = ("products", "concatenated")
-STD = 0.02  # of embeddings of positions at the start
+STD = 0.02  # initial standard deviation of position embeddings, and the default for tokens
 PAD = 0
 
 
 class Encoder(nn.Module):
-    """Integers (B, T) to vectors (B, T, C): embeddings, layers, and a final norm for pre-norm layers."""
+    """Embeddings, transformer layers, and a final norm if layers are pre-norm: tokens (B, T) to states (B, T, C)."""
 
     context: PassContext
 
@@ -98,16 +98,16 @@ class LeapformerClassifier(OfAnyOrigin, BaseFairseqModel):
         parser.add_argument("--encoder-embed-dim", **number, help="width of the encoder (default: 64)")
         parser.add_argument("--encoder-attention-heads", **number, help="(default: 2)")
         parser.add_argument("--encoder-ffn-embed-dim", **number, help="width of the feed-forward layers (default: 128)")
-        parser.add_argument("--encoder-normalize-before", action="store_true", help="layers begin with their norms")
-        parser.add_argument("--classifier-width", **number, help="of the hidden layer of the classifier (default: 128)")
+        parser.add_argument("--encoder-normalize-before", action="store_true", help="pre-norm layers")
+        parser.add_argument("--classifier-width", **number, help="width of its hidden layer (default: 128)")
         parser.add_argument(
             "--pairs", choices=PAIRS,
-            help="what is classified of two sequences: a, b, their product and difference (products), or a and b, with "
-            "one more hidden layer, half as wide (concatenated) (default: products)",
+            help="input of the classifier for two sequences: a, b, their product and difference (products), or a and "
+            "b, with one more hidden layer, half as wide (concatenated) (default: products)",
         )  # fmt: skip
         parser.add_argument(
             "--embedding-std", type=float, metavar="X",
-            help="standard deviation of the embeddings of tokens at the start (default: 0.02)",
+            help="initial standard deviation of token embeddings (default: 0.02)",
         )  # fmt: skip
         parser.add_argument("--activation-fn", help="of feed-forward layers: gelu, relu, ... (default: gelu)")
         parser.add_argument("--dropout", **rate, help="(default: 0.1)")
@@ -115,23 +115,21 @@ class LeapformerClassifier(OfAnyOrigin, BaseFairseqModel):
         parser.add_argument("--activation-dropout", **rate, help="after the activation (default: 0)")
         parser.add_argument(
             "--max-positions", **number,
-            help="of the longest sequence, and one more with --pooling cls, for the mark before it; the task cuts "
+            help="length of the longest sequence, plus one with --pooling cls, for the mark before it; the task cuts "
             "sequences at --longest (default: 4096)",
         )  # fmt: skip
-        parser.add_argument(
-            "--positions", choices=POSITIONS, help="embeddings of positions, or none (default: learned)"
-        )
+        parser.add_argument("--positions", choices=POSITIONS, help="position embeddings, or none (default: learned)")
         parser.add_argument(
             "--pooling", choices=POOLINGS,
-            help="what is classified: the vector of a mark before the sequence (cls), the mean over its tokens, over "
-            "the carry of the last layer that has one (packed; Luna), or over tokens and padding, which counts as "
-            "zeros (padded-mean) (default: cls)",
+            help="input of the classifier: the state of a mark before the sequence (cls), or the mean over its tokens "
+            "(mean), over the carry of the last layer that has one (packed; Luna), or over tokens and padding, which "
+            "counts as zeros (padded-mean) (default: cls)",
         )  # fmt: skip
         parser.add_argument(
-            "--checkpoint-activations", action="store_true", help="run layers again in the backward pass: less memory"
+            "--checkpoint-activations", action="store_true", help="recompute layers in the backward pass: less memory"
         )
         parser.add_argument(
-            "--freeze", metavar="REGEX", help="parameters whose name it is found in are not trained (default: none)"
+            "--freeze", metavar="REGEX", help="do not train parameters whose names contain a match (default: none)"
         )
         add_attention_args(parser, ("encoder",))
 
@@ -150,27 +148,29 @@ class LeapformerClassifier(OfAnyOrigin, BaseFairseqModel):
                 f"--pooling packed: no layer of {args.encoder_self_attention!r} has a carry; give luna, or --pooling "
                 "cls or mean"
             )
+        # The last number of a vocabulary is the mark, see `data.arrays`.
         model = cls(args, encoder, about.classes, about.inputs, about.vocabulary - 1)
         if args.freeze:
             _freeze(model, args.freeze)
         return model
 
     def forward(self, tokens: list[Tensor]) -> Tensor:
-        """Scores (B, classes) for one or two batches of sequences (B, T)."""
+        """Classify one or two batches of sequences (B, T): logits (B, classes)."""
         if len(tokens) != self.inputs:
-            raise LeapformerError(f"{len(tokens)} sequences an example, the model was built for {self.inputs}")
-        pooled = [self.pooled(one) for one in tokens]
+            raise LeapformerError(f"{len(tokens)} sequences per example, but the model was built for {self.inputs}")
+        pooled = [self.pooled(sequences) for sequences in tokens]
         if self.inputs == 2:
             a, b = pooled
             pooled = [a, b, a * b, a - b] if self.args.pairs == "products" else [a, b]
         return self.classifier(torch.cat(pooled, -1))
 
     def pooled(self, tokens: Tensor) -> Tensor:
-        """One vector per sequence, (B, C)."""
+        """Encode and pool sequences (B, T): one vector each, (B, C)."""
         if self.args.pooling == "cls":
             tokens = torch.cat([tokens.new_full((len(tokens), 1), self.mark), tokens], 1)
+        # With the mark, images of LRA presets are one token too long, see LRA_POSITIONS.
         tokens = tokens[:, : self.args.max_positions]
-        self.encoder.context.carry = None
+        self.encoder.context.carry = None  # of the last batch, which the first layer must not receive
         x = self.encoder(tokens)
         if self.args.pooling == "cls":
             return x[:, 0]
@@ -179,18 +179,22 @@ class LeapformerClassifier(OfAnyOrigin, BaseFairseqModel):
             return x.masked_fill(~keep.unsqueeze(-1), 0).mean(1)
         if self.args.pooling == "packed":
             values, kept = self.encoder.context.hand_over(len(tokens))
-            x = nn.functional.layer_norm(values, values.shape[-1:]).to(x.dtype)  # as a layer that reads it does
+            # Layers that read a carry normalise it, too.
+            x = nn.functional.layer_norm(values, values.shape[-1:]).to(x.dtype)
             keep = x.new_ones(x.shape[:2], dtype=torch.bool) if kept is None else kept
         keep = keep.unsqueeze(-1)
         return x.masked_fill(~keep, 0).sum(1) / keep.sum(1).clamp(min=1)
 
     def max_positions(self) -> int:
-        """The maximum length of a sequence, without the CLS token."""
+        """The maximum length of a sequence, without the mark of --pooling cls."""
         return self.args.max_positions - (self.args.pooling == "cls")
 
 
 def _check_data(args: Namespace, about: Any) -> None:
-    """Record what the data is like in the model's options; raise LeapformerError where a checkpoint's was different."""
+    """Record the properties of the data in the model's options, so that checkpoints keep them.
+
+    Raises LeapformerError if a checkpoint was trained on data with other properties.
+    """
     for name, value in asdict(about).items():
         trained = getattr(args, f"data_{name}", None)
         if trained is not None and trained != value:
@@ -202,7 +206,7 @@ def _check_data(args: Namespace, about: Any) -> None:
 
 
 def _check_sizes(args: Namespace) -> None:
-    """Raise LeapformerError for sizes that no model has."""
+    """Raise LeapformerError for sizes with which no model can be built."""
     names = ("encoder_layers", "encoder_embed_dim", "encoder_attention_heads", "encoder_ffn_embed_dim")
     for name in (*names, "classifier_width", "max_positions"):
         if getattr(args, name) < 1:
@@ -214,24 +218,24 @@ def _check_sizes(args: Namespace) -> None:
             f"--encoder-attention-heads {args.encoder_attention_heads}: heads share --encoder-embed-dim "
             f"{args.encoder_embed_dim} evenly; give a divisor of it"
         )
-    if args.activation_fn not in (known := get_available_activation_fns()):
-        raise LeapformerError(f"--activation-fn {args.activation_fn}: choose from {', '.join(known)}")
+    if args.activation_fn not in (functions := get_available_activation_fns()):
+        raise LeapformerError(f"--activation-fn {args.activation_fn}: choose from {', '.join(functions)}")
 
 
 def _freeze(model: nn.Module, pattern: str) -> None:
     try:
-        found = [p for name, p in model.named_parameters() if re.search(pattern, name)]
+        frozen = [p for name, p in model.named_parameters() if re.search(pattern, name)]
     except re.error as error:
-        raise LeapformerError(f"--freeze {pattern}: no regular expression ({error})") from error
-    if not found:
+        raise LeapformerError(f"--freeze {pattern}: not a regular expression ({error})") from error
+    if not frozen:
         raise LeapformerError(f"--freeze {pattern}: no parameter of the model has such a name")
-    for parameter in found:
+    for parameter in frozen:
         parameter.requires_grad_(False)
 
 
 @register_model_architecture("leapformer_classifier", "leapformer_classifier")
 def leapformer_classifier(args: Namespace) -> None:
-    """For sequences of up to 4,096: the sizes of `leapformer_classifier_lra_text`."""
+    """The sizes of `leapformer_classifier_lra_text`, for sequences of up to 4,095 tokens."""
     fill_options(
         args,
         {
@@ -269,20 +273,20 @@ def _sizes(layers: int, width: int, heads: int, ffn: int, longest: int, **more: 
     }
 
 
-# A.10 of the LeaPformer paper: 2 layers, 64 wide, 2 heads, feed-forward 128; tables of positions are as long as in its
-# code, where the mark of a picture takes the place of its last pixel.
+# LeaPformer, appendix A.10: 2 layers, 64 wide, 2 heads, feed-forward 128. Position tables are as long as in its code:
+# for images, without a place for the mark, so the last pixel is cut off.
 LRA_POSITIONS = {"listops": 2048, "text": 4096, "retrieval": 4096, "pathfinder": 1024, "image": 1024}
 PRESETS = {f"lra_{task}": _sizes(2, 64, 2, 128, longest) for task, longest in LRA_POSITIONS.items()}
 
 
 def _tay(*sizes: int, dropout: float = 0.1, **more: Any) -> dict[str, Any]:
-    """With what all models of Tay et al.'s code have: dropout after the activation, and embeddings of variance 1."""
+    """Sizes, with dropout after the activation and embeddings of variance 1, as in all models of Tay et al.'s code."""
     more = {"positions": "sinusoidal", "embedding_std": 1.0, **more}
     return _sizes(*sizes, dropout=dropout, activation_dropout=dropout, **more)
 
 
-# Those of Tay et al., which Luna took (section 4.1). Image: an embedding of 128 before attention of 64 cannot be
-# expressed; 64, as in Luna's repository. Pathfinder: an embedding of 32 before attention of 16; 32 here.
+# Tay et al.'s sizes, which Luna uses (section 4.1). Our encoder cannot have embeddings wider than attention. Image:
+# 64 (theirs: embeddings 128, attention 64), as in Luna's repository. Pathfinder: 32 (theirs: 32 and 16).
 PRESETS |= {
     "luna_listops": _tay(4, 512, 8, 1024, 2001),
     "luna_text": _tay(4, 256, 4, 1024, 4001),

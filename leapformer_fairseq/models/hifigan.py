@@ -1,4 +1,4 @@
-"""HiFi-GAN, a vocoder that is a network which somebody has trained."""
+"""Loads HiFi-GAN vocoders (Kong et al., 2020, arXiv:2010.05646)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ..support.errors import LeapformerError
 
 
 def load_hifigan(checkpoint: str | Path, config_json: str | Path) -> Vocoder:
-    """HiFi-GAN (Kong et al. 2020) from a generator's checkpoint and its configuration, as its authors publish them.
+    """Return a vocoder from a generator's checkpoint and its config.json, as HiFi-GAN's authors publish them.
 
-    The features must be those it was trained on; nothing here can check that. Raises LeapformerError for files that are
-    missing, no such checkpoint, or do not belong together.
+    Its features must equal those of the text-to-speech model, which cannot be checked here. Raises LeapformerError if
+    a file is missing, is not HiFi-GAN's, or does not belong to the other.
     """
     state = _load_generator(Path(checkpoint))
     config = _load_json(Path(config_json))
@@ -46,7 +46,7 @@ def _load_generator(path: Path) -> dict[str, Tensor]:
         raise LeapformerError(f"no vocoder at {path}; give a HiFi-GAN generator's checkpoint")
     try:
         state: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch, pickle and zipfile each have their own for a broken file
+    except Exception as error:  # torch, pickle and zipfile each raise their own types for a broken file
         reason = " ".join(str(error).split())[:120]
         raise LeapformerError(f"{path} cannot be loaded ({reason}); give a HiFi-GAN generator's checkpoint") from error
     if not isinstance(state, dict) or not isinstance(state.get("generator"), dict):

@@ -1,4 +1,4 @@
-"""Target lengths in models: flags, the encoder that predicts the length, the decoder that receives it."""
+"""Target lengths in models: flags, encoders that predict the length, and passing it to the decoder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..support.errors import LeapformerError
 from .length_predictors import LENGTH_PREDICTORS, LengthPredictor, Setting, Source, length_options
 
 EncoderOut = dict[str, list[Any]]
-# Keys of the encoder's output: predicted decoder steps [(B,)], and what a loss needs [Learning].
+# Keys of the encoder's output: predicted decoder steps [(B,)], and the input of the predictor's loss [Learning].
 PREDICTED, LEARNING = "target_length", "length_learning"
 
 
@@ -31,65 +31,62 @@ def add_length_args(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--length-predictor",
         choices=sorted(LENGTH_PREDICTORS),
-        help="how the target's length is predicted for mechanisms that need it in the decoder (default: it is not)",
+        help="predicts the target length for mechanisms that need it in the decoder (default: none)",
     )
     add_options(parser, length_options())
 
 
 def fill_length_args(args: Namespace) -> None:
-    """Set every option of length prediction that is not set to its declared default; no predictor by default."""
+    """Fill unset options of length prediction with their defaults; no predictor by default."""
     fill_options(args, {"length_predictor": None, **{option.name: option.default for option in length_options()}})
 
 
 def build_length_predictor(
     args: Any, width: int, dictionary: Any = None, frames_per_step: int = 1, timed: bool = False
 ) -> LengthPredictor | None:
-    """The predictor that `--length-predictor` selects; None without it."""
+    """Build the predictor that `--length-predictor` selects; None if there is none."""
     if getattr(args, "length_predictor", None) is None:
         return None
     return LengthPredictor(Setting(args, width, dictionary, frames_per_step, timed))
 
 
 class PredictingEncoder(FairseqEncoder):
-    """Mixin for fairseq encoders: adds the predicted length of each target to the output that a generator requests.
-
-    `length_predictor` may be None; then there is no length.
-    """
+    """Mixin for fairseq encoders: adds the predicted target length, if there is a predictor, to a generator's input."""
 
     length_predictor: LengthPredictor | None
 
     def forward_torchscript(self, net_input: dict[str, Tensor]) -> EncoderOut:
-        """Called by generators; `prev_output_tokens`, if given, are the targets for an oracle."""
+        """Called by generators instead of `forward`; `prev_output_tokens`, if given, are the targets for an oracle."""
         encoder_out = super().forward_torchscript(net_input)
-        targets = net_input.get("prev_output_tokens")
+        targets = net_input.get("prev_output_tokens")  # in text to speech these are frames, (B, T, F)
         target = None if targets is None or targets.dim() != 2 else targets.ne(self.padding_idx).sum(1)
         return self.with_length(encoder_out, net_input["src_tokens"], target)
 
     def with_length(self, encoder_out: EncoderOut, src_tokens: Tensor, target: Tensor | None = None) -> EncoderOut:
-        """The encoder's output and, if there is a predictor, the predicted length."""
+        """Add the predicted length to the encoder's output, if there is a predictor."""
         if self.length_predictor is None:
             return encoder_out
         return {**encoder_out, PREDICTED: [self.length_predictor(self.source(encoder_out, src_tokens, target))]}
 
     def learn_length(self, encoder_out: EncoderOut, src_tokens: Tensor, target: Tensor) -> EncoderOut:
-        """For training and scoring: give the true lengths (B,) to the predictor.
+        """For training and scoring: show the true lengths `target` (B,) to the predictor.
 
-        The decoder receives predicted lengths only if requested, and in training not before the predictor has learned
-        something. The input of a criterion for the predictor's loss is computed here, inside the model's forward pass,
-        as distributed training requires.
+        Adds the input of the predictor's loss to the encoder's output, and the predicted length if
+        `--length-in-training` requests it; in training, only once the predictor has learned something.
         """
         if self.length_predictor is None:
             return encoder_out
         source = self.source(encoder_out, src_tokens, target)
         if self.training:
             self.length_predictor.observe(source)
+        # Computed here and not in the criterion: DistributedDataParallel only reduces gradients of the forward pass.
         learning = Learning(source, self.length_predictor.log_durations(source))
         if self.length_predictor.in_training and (self.length_predictor.ready or not self.training):
             encoder_out = self.with_length(encoder_out, src_tokens, target)
         return {**encoder_out, LEARNING: [learning]}
 
     def source(self, encoder_out: EncoderOut, src_tokens: Tensor, target: Tensor | None) -> Source:
-        """The input of predictors."""
+        """The predictor's input, from the encoder's output."""
         states = encoder_out["encoder_out"][0].transpose(0, 1)
         padding = (encoder_out["encoder_padding_mask"] or [None])[0]
         keep = states.new_ones(states.shape[:2]).bool() if padding is None else ~padding
@@ -103,21 +100,21 @@ class PredictingEncoder(FairseqEncoder):
 
 
 def predicted_length(encoder_out: EncoderOut) -> Tensor | None:
-    """Decoder steps (B,) predicted by the encoder, if it does."""
+    """Decoder steps (B,) predicted by the encoder; None without a predictor."""
     return encoder_out[PREDICTED][0] if PREDICTED in encoder_out else None
 
 
-def tell_length(context: PassContext, encoder_out: EncoderOut | None, true_lengths: Tensor | None) -> None:
-    """Pass the length to a decoder's attention before its layers run: the predicted one, or else the true one (B,).
+def set_target_length(context: PassContext, encoder_out: EncoderOut | None, true_lengths: Tensor | None) -> None:
+    """Pass the target length (B,), predicted or else true, to a decoder's attention before its layers run.
 
-    `true_lengths` is None while the target is being written. Raises LeapformerError if no length is known, and the
-    attention does not guess one.
+    `true_lengths` is None during generation. Raises LeapformerError if no length is available and the attention cannot
+    guess one.
     """
     if not context.facts.knows_lengths:
         return
     predicted = predicted_length(encoder_out or {})
     if predicted is None and true_lengths is None and not context.facts.guesses_lengths:
         raise LeapformerError(
-            "the decoder was given no target length; generate from what encoder.forward_torchscript returns"
+            "the decoder received no target length; generate from what encoder.forward_torchscript returns"
         )
     context.lengths = true_lengths if predicted is None else predicted

@@ -28,7 +28,7 @@ from ..support.errors import LeapformerError
 from .task import adapt
 from .transformer import Decoder
 
-# fairseq wants a number; it must also fit where fairseq adds to it.
+# Stands for no limit: fairseq requires a number and does arithmetic with it, so sys.maxsize would overflow.
 ANY_LENGTH = 10_000_000
 
 
@@ -45,7 +45,7 @@ class LeapformerLanguageModel(OfAnyOrigin, TransformerLanguageModel):
 
     @classmethod
     def build_model(cls, args: Namespace, task: Any) -> LeapformerLanguageModel:
-        # What a preset or an older checkpoint left open.
+        # Fills what a preset or an older checkpoint left open.
         leapformer_lm(args)
         adapt(task, args, *cls.tasks)
         _check(args, len(task.source_dictionary))
@@ -57,12 +57,12 @@ class LeapformerLanguageModel(OfAnyOrigin, TransformerLanguageModel):
         return cls(Decoder(config, task.target_dictionary, embed_tokens, no_encoder_attn=True, target_length=longest))
 
     def max_positions(self) -> int:
-        """The longest text it can read at once: with sinusoidal positions or none, longer than in training."""
+        """The longest text in one pass, in tokens; longer than in training with sinusoidal positions or none."""
         if isinstance(self.decoder.embed_positions, nn.Embedding):
             return self.decoder.max_positions()
         return min(ANY_LENGTH, self.decoder.mechanism_limit())
 
-    max_decoder_positions = max_positions
+    max_decoder_positions = max_positions  # what fairseq's generator asks for
 
 
 def _embedding(args: Namespace, dictionary: Any) -> nn.Module:
@@ -81,14 +81,14 @@ def _embedding(args: Namespace, dictionary: Any) -> nn.Module:
 
 
 def _check(args: Namespace, words: int) -> None:
-    """Refuse what would fail deep inside or be ignored, in a model of so many words."""
+    """Reject options that would fail deep inside fairseq or be ignored; `words` is the dictionary's size."""
     if args.character_embeddings:
-        raise LeapformerError("--character-embeddings is not built; use subwords, or --adaptive-input for many words")
+        raise LeapformerError("--character-embeddings is not supported; use subwords or --adaptive-input")
     if args.adaptive_input and not args.adaptive_input_cutoff:
         raise LeapformerError("--adaptive-input needs --adaptive-input-cutoff, e.g. 20000,60000")
     if args.adaptive_input and args.share_decoder_input_output_embed and args.adaptive_softmax_cutoff is None:
         raise LeapformerError(
-            "--share-decoder-input-output-embed: there is no one matrix to share with --adaptive-input; give "
+            "--share-decoder-input-output-embed: there is no single matrix to share with --adaptive-input; give "
             "--adaptive-softmax-cutoff and --tie-adaptive-weights instead"
         )
     for flag, used, cutoff in (
@@ -101,36 +101,39 @@ def _check(args: Namespace, words: int) -> None:
                 "--arch without adaptive embeddings"
             )
     if args.tie_adaptive_weights:
-        for flag, one, other in (
+        for flag, of_input, of_output in (
             ("factor", args.adaptive_input_factor, args.adaptive_softmax_factor),
             ("cutoff", args.adaptive_input_cutoff, args.adaptive_softmax_cutoff),
             ("dim", args.decoder_input_dim, args.decoder_output_dim),
         ):
-            if one != other or not args.adaptive_input:
+            if of_input != of_output or not args.adaptive_input:
                 raise LeapformerError(
                     f"--tie-adaptive-weights needs --adaptive-input and the same {flag} on both sides, "
-                    f"not {one} and {other}; set both"
+                    f"not {of_input} and {of_output}; set both"
                 )
 
 
 def _longest_block(args: Namespace, task: Any) -> int | None:
-    """Tokens of a block of text, which fairseq would leave out if a mechanism could not read so many."""
-    sentences = getattr(getattr(task, "args", None), "sample_break_mode", None) == "eos"  # only the long ones go then
+    """Tokens per block of text, which every mechanism must support; None if blocks are sentences.
+
+    fairseq silently leaves out blocks that are too long: all of them, or with --sample-break-mode eos a few sentences.
+    """
+    sentences = getattr(getattr(task, "args", None), "sample_break_mode", None) == "eos"
     return None if sentences else getattr(args, "tokens_per_sample", None)
 
 
 @register_model_architecture("leapformer_lm", "leapformer_lm")
 def leapformer_lm(args: Namespace) -> None:
     """6 layers, 512 wide, 8 heads, pre-norm."""
-    _filled(args, base_lm_architecture)
+    _fill(args, base_lm_architecture)
 
 
-def _filled(args: Namespace, preset: Callable[[Namespace], None]) -> None:
-    """What fairseq's preset fills in; it would overwrite where the norms are."""
-    before = getattr(args, "decoder_normalize_before", True)
+def _fill(args: Namespace, preset: Callable[[Namespace], None]) -> None:
+    """Fill unset options with those of fairseq's preset, pre-norm by default."""
+    normalize_before = getattr(args, "decoder_normalize_before", True)
     fill_attention_args(args, encoder=False)
     preset(args)
-    args.decoder_normalize_before = before
+    args.decoder_normalize_before = normalize_before  # the preset sets it, whatever the user chose
 
 
 @register_model_architecture("leapformer_lm", "leapformer_lm_wiki103")
@@ -147,7 +150,7 @@ def leapformer_lm_wiki103_big(args: Namespace) -> None:
 
 @register_model_architecture("leapformer_lm", "leapformer_lm_wiki103_32")
 def leapformer_lm_wiki103_32(args: Namespace) -> None:
-    """The same with 32 layers, the larger size of the ABC paper (table 10); give it `--decoder-layerdrop 0.2`."""
+    """The same with 32 layers, the larger size of the ABC paper (table 10); use it with `--decoder-layerdrop 0.2`."""
     args.decoder_layers = getattr(args, "decoder_layers", 32)
     leapformer_lm_wiki103_big(args)
 
@@ -168,7 +171,7 @@ def leapformer_lm_tiny(args: Namespace) -> None:
 def _baevski(args: Namespace, width: int, ffn: int) -> None:
     args.decoder_embed_dim = getattr(args, "decoder_embed_dim", width)
     args.decoder_ffn_embed_dim = getattr(args, "decoder_ffn_embed_dim", ffn)
-    _filled(args, transformer_lm_baevski_wiki103)
+    _fill(args, transformer_lm_baevski_wiki103)
 
 
 def _small(args: Namespace, layers: int, width: int, heads: int) -> None:

@@ -13,19 +13,19 @@ from ..support.errors import LeapformerError
 
 
 def load_dataset(task: Task, *args: Any, **kwargs: Any) -> Any:
-    """As in fairseq, for blocks of at least one token: others end in a division by zero."""
+    """As in fairseq, but reject blocks of less than one token, which would end in a division by zero."""
     if task.args.tokens_per_sample < 1:
         raise LeapformerError(
-            f"--tokens-per-sample leaves {task.args.tokens_per_sample} new tokens a block; give at least 1, and "
+            f"--tokens-per-sample leaves {task.args.tokens_per_sample} new tokens per block; give at least 1, and "
             "more than --context-window"
         )
     return type(task).load_dataset(task, *args, **kwargs)
 
 
 def eval_lm_dataloader(task: Task, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-    """As in fairseq, but blocks that do not fit the model are an error.
+    """As in fairseq, but reject blocks that do not fit the model.
 
-    fairseq skips them, and reports perplexity 1 for no text.
+    fairseq skips them, and if none is left reports a perplexity of 1.
     """
     limit, window = kwargs.get("max_positions"), kwargs.get("context_window", 0)
     longest = int(max(dataset.sizes, default=0)) + window
@@ -38,7 +38,7 @@ def eval_lm_dataloader(task: Task, dataset: Any, *args: Any, **kwargs: Any) -> A
 
 
 def build_generator(task: Task, models: Any, args: Any, *more: Any, **kwargs: Any) -> Any:
-    """As in fairseq, without the parts that need a source."""
+    """As in fairseq, but reject options that need a source."""
     for flag in ("print_alignment", "constraints"):
         if getattr(args, flag, None):
             raise LeapformerError(f"--{flag.replace('_', '-')}: a language model has no source for that; leave it out")
@@ -48,11 +48,11 @@ def build_generator(task: Task, models: Any, args: Any, *more: Any, **kwargs: An
 def inference_step(
     task: Task, generator: Any, models: Any, sample: Any, prefix_tokens: Tensor | None = None, **more: Any
 ) -> Any:
-    """As in fairseq, but the common length of all prompts in a batch is read in one pass instead of token by token."""
+    """As in fairseq, but read the prompts of a batch, up to the shortest, in one pass instead of token by token."""
     dictionary = task.source_dictionary
     first = dictionary.bos() if getattr(task.args, "add_bos_token", False) else dictionary.eos()
     prompt = sample["net_input"]["src_tokens"] if prefix_tokens is None else prefix_tokens
-    # As the task does it: only what lacks the first token gets it, and a given prefix never has it.
+    # As in fairseq's task: a prompt gets the first token unless it has it, and a prefix never has it.
     if prompt.numel() and (prefix_tokens is not None or not prompt[:, 0].eq(first).all()):
         prompt = torch.cat([prompt.new_full((len(prompt), 1), first), prompt], 1)
     shortest = int(prompt.ne(dictionary.pad()).sum(1).min()) if prompt.numel() else 0

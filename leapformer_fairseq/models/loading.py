@@ -1,4 +1,4 @@
-"""A trained model from its checkpoint and the device it runs on, with clear errors for what does not serve."""
+"""Loads a trained model from its checkpoint and checks the device, with clear errors for anything unsuitable."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from ..support.errors import LeapformerError
 
 
 def load_model(checkpoint: str, kinds: tuple[str, ...], purpose: str, overrides: dict[str, Any]) -> tuple[Any, Any]:
-    """(model, task) of a checkpoint, in eval mode, if its architecture is one of the models in `kinds`.
+    """Load a checkpoint and return its model in eval mode and its task.
 
-    `overrides` replaces options saved with it, such as the data folder. Raises LeapformerError for a missing or
-    unreadable file, another architecture, saying that `purpose` needs one of ours, and missing or other data.
+    `kinds` are the registered models that `purpose`, a noun for the message, supports. `overrides` replaces saved
+    options, such as the data folder. Raises LeapformerError for a missing or unreadable file, for another model, and
+    if the data that the task needs is missing or does not fit.
     """
     if Path(checkpoint).is_dir():
         raise LeapformerError(f"--path {checkpoint} is a folder; {purpose} needs the checkpoint itself")
@@ -29,10 +30,10 @@ def load_model(checkpoint: str, kinds: tuple[str, ...], purpose: str, overrides:
     try:
         state = checkpoint_utils.load_checkpoint_to_cpu(checkpoint, overrides)
     except Exception as error:
-        found = explained(error)
-        if found is None:
+        explanation = explained(error)
+        if explanation is None:
             raise
-        raise found from error
+        raise explanation from error
     _check_architecture(checkpoint, state, kinds, purpose)
     try:
         models, _, task = checkpoint_utils.load_model_ensemble_and_task(
@@ -44,7 +45,7 @@ def load_model(checkpoint: str, kinds: tuple[str, ...], purpose: str, overrides:
             "give the folder with the dictionary that the model was trained with"
         ) from error
     except Exception as error:
-        if not isinstance(error.__context__, yaml.YAMLError):  # fairseq raises a mere Exception of it
+        if not isinstance(error.__context__, yaml.YAMLError):  # which fairseq replaces by a bare Exception
             raise
         raise LeapformerError(
             f"{' '.join(str(error).split())}; correct the file, or give another data folder"
@@ -53,22 +54,22 @@ def load_model(checkpoint: str, kinds: tuple[str, ...], purpose: str, overrides:
 
 
 def _check_architecture(checkpoint: str, state: dict[str, Any], kinds: tuple[str, ...], purpose: str) -> None:
-    """Refuse other models before they are built: their error would be about a missing task or weight."""
+    """Reject other models before they are built, when the error would be about a missing task or weight."""
     from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
     config = state["cfg"]["model"] if state.get("cfg") else state.get("args")
-    found = getattr(config, "arch", None) or getattr(config, "_name", None)
-    if ARCH_MODEL_NAME_REGISTRY.get(found) not in kinds:
+    arch = getattr(config, "arch", None) or getattr(config, "_name", None)
+    if ARCH_MODEL_NAME_REGISTRY.get(arch) not in kinds:
         names = " or ".join(f"{kind}*" for kind in kinds)
-        raise LeapformerError(f"{checkpoint} holds architecture {found!r}; {purpose} needs {names}")
+        raise LeapformerError(f"{checkpoint} holds architecture {arch!r}; {purpose} needs {names}")
 
 
 def available_device(name: str) -> torch.device:
-    """The device of that name. Raises LeapformerError when this machine has none."""
+    """Return the device of that name. Raises LeapformerError if this machine does not have it."""
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise LeapformerError(f"--device {name} is no device; give cpu, cuda or cuda:0") from error
+        raise LeapformerError(f"--device {name} is not a device; give cpu, cuda or cuda:0") from error
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and (device.index or 0) >= count):
         raise LeapformerError(f"--device {name} is not available here ({count} GPUs visible); give --device cpu")

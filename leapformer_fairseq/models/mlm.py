@@ -1,7 +1,7 @@
 """RoBERTa-style masked language models with any attention plan in the encoder, and classification on top.
 
-Liu et al., 2019, RoBERTa (arXiv:1907.11692). ABC (arXiv:2110.02488) and Luna (arXiv:2106.01540) pre-train their
-attention like this, and compare it on GLUE.
+Liu et al., 2019, RoBERTa (arXiv:1907.11692). ABC (arXiv:2110.02488) and Luna (arXiv:2106.01540) pre-train such models
+and compare them on GLUE.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Encoder(RobertaEncoder):
     context: PassContext
 
     def extract_features(self, src_tokens: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
-        """As in fairseq; if layers have a carry, that of the last layer is included."""
-        self.context.carry = None
+        """As in fairseq; the second result includes the carry of the last layer that has one."""
+        self.context.carry = None  # of the last batch, which the first layer must not receive
         x, extra = super().extract_features(src_tokens, *args, **kwargs)
         return x, extra if self.context.facts.carrier is None else {
             **extra,
@@ -52,7 +52,7 @@ class Encoder(RobertaEncoder):
 
     @property
     def layers(self) -> nn.ModuleList:
-        """The layers, under the name that they have in every other encoder."""
+        """The layers, under their name in every other encoder."""
         return self.sentence_encoder.layers
 
 
@@ -60,16 +60,19 @@ class HubInterface(RobertaHubInterface):
     """fairseq's interface for single sentences; classification uses the model's `--pooling`."""
 
     def predict(self, head: str, tokens: Tensor, return_logits: bool = False) -> Tensor:
-        """Log probabilities (B, classes) of tokens (B, T) or (T,), or the logits."""
+        """Classify tokens (B, T) or (T,): log probabilities (B, classes), or logits.
+
+        Raises LeapformerError if there are too many tokens for the model.
+        """
         if tokens.shape[-1] > self.model.max_positions():
             raise LeapformerError(
-                f"{tokens.shape[-1]} tokens for a model of at most {self.model.max_positions()}; cut the text"
+                f"{tokens.shape[-1]} tokens, but the model has {self.model.max_positions()} positions; shorten the text"
             )
         logits, _ = self.model(torch.atleast_2d(tokens).to(self.device), classification_head_name=head)
         return logits if return_logits else F.log_softmax(logits, dim=-1)
 
 
-def _with_carry() -> list[str]:
+def _carriers() -> list[str]:
     return [name for name, mechanism in MECHANISMS.items() if mechanism.capabilities.carry_width is not None]
 
 
@@ -77,21 +80,21 @@ def _with_carry() -> list[str]:
 class LeapformerMaskedLanguageModel(OfAnyOrigin, RobertaModel):
     """A masked language model with a mechanism per layer, for masked_lm, sentence_prediction and sentence_ranking.
 
-    It has every flag of fairseq's `roberta`, and its checkpoints load, including the released ones
-    (`--finetune-from-model`, `--restore-file`): only `*.mechanism.*` is new.
+    It has every flag of fairseq's `roberta` and loads roberta checkpoints, including the released ones
+    (`--finetune-from-model`, `--restore-file`); only `*.mechanism.*` is new.
     """
 
     tasks = ("masked_lm", "sentence_prediction", "sentence_ranking")
 
     def __init__(self, args: Namespace, encoder: Encoder) -> None:
         super().__init__(args, encoder)
-        # Last of all: RoBERTa initialises every linear layer that it finds, mechanisms have ways of their own.
+        # Last, since RoBERTa initialises every linear layer it finds, and would overwrite those of mechanisms.
         encoder.context = swap_attention(encoder, "encoder", args)
         remember_vocabulary(encoder.sentence_encoder, encoder.dictionary)
         if args.pooling == "packed" and encoder.context.facts.carrier is None:
             raise LeapformerError(
                 f"--pooling packed: no layer of {args.encoder_self_attention!r} has a carry; give one of "
-                f"{', '.join(_with_carry())}, or --pooling cls or mean"
+                f"{', '.join(_carriers())}, or --pooling cls or mean"
             )
 
     @classmethod
@@ -102,12 +105,12 @@ class LeapformerMaskedLanguageModel(OfAnyOrigin, RobertaModel):
             "--pooling",
             choices=POOLINGS,
             help="input of the classifier: the first token's state (cls), as in RoBERTa, the mean over all tokens, or "
-            f"(packed) over the carry of the last layer that has one ({', '.join(_with_carry())}) (default: cls)",
+            f"over the carry of the last layer that has one (packed; {', '.join(_carriers())}) (default: cls)",
         )
 
     @classmethod
     def build_model(cls, args: Namespace, task: Any) -> LeapformerMaskedLanguageModel:
-        # What a preset or an older checkpoint left open.
+        # Fills what a preset or an older checkpoint left open.
         leapformer_mlm(args)
         adapt(task, args, *cls.tasks)
         if isinstance(task, SentencePredictionTask):
@@ -122,7 +125,7 @@ class LeapformerMaskedLanguageModel(OfAnyOrigin, RobertaModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> HubInterface:
-        """Load the model of a checkpoint for use from Python; arguments as in fairseq's RoBERTa."""
+        """Load a checkpoint for use from Python; arguments as in fairseq's RoBERTa."""
         hub = super().from_pretrained(*args, **kwargs)
         return HubInterface(hub.cfg, hub.task, hub.model)
 
@@ -134,7 +137,11 @@ class LeapformerMaskedLanguageModel(OfAnyOrigin, RobertaModel):
         classification_head_name: str | None = None,
         **options: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Vocabulary scores (B, T, V), or (M, V) of only the M `masked_tokens`; features (B, T, C); or (B, classes)."""
+        """Return logits over the vocabulary and extra results; other options return other logits.
+
+        Logits are (B, T, V), or (M, V) at the M `masked_tokens`; with `features_only`, features (B, T, C); with a
+        `classification_head_name`, (B, classes).
+        """
         if classification_head_name is None or self.args.pooling == "cls":
             return super().forward(src_tokens, features_only, return_all_hiddens, classification_head_name, **options)
         features, extra = self.encoder(src_tokens, True, return_all_hiddens, **options)
@@ -142,14 +149,15 @@ class LeapformerMaskedLanguageModel(OfAnyOrigin, RobertaModel):
         if self.args.pooling == "packed":
             vectors, keep = extra[CARRY]
             keep = vectors.new_ones(vectors.shape[:2], dtype=torch.bool) if keep is None else keep
-            vectors = F.layer_norm(vectors, vectors.shape[-1:]).to(features.dtype)  # as a layer that reads it does
+            # Layers that read a carry normalise it, too.
+            vectors = F.layer_norm(vectors, vectors.shape[-1:]).to(features.dtype)
         keep = keep.unsqueeze(-1)
         mean = vectors.masked_fill(~keep, 0).sum(1, keepdim=True) / keep.sum(1, keepdim=True)
-        # The head looks at the first position.
+        # (B, 1, C), since the head reads the first position.
         return self.classification_heads[classification_head_name](mean), extra
 
     def get_targets(self, sample: dict[str, Any], net_output: Any) -> Tensor:
-        """The targets of a batch. Raises LeapformerError for a data set without targets."""
+        """The labels of a batch. Raises LeapformerError for a data set without labels."""
         if sample.get("target") is None:
             raise LeapformerError(
                 f"the data set of sentence {int(sample['id'].min())} has no labels to compare with; prepare the folder "
@@ -159,12 +167,12 @@ class LeapformerMaskedLanguageModel(OfAnyOrigin, RobertaModel):
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         super().upgrade_state_dict_named(state_dict, name)
-        own = self.state_dict()
-        wrong = [key for key in own.keys() & state_dict.keys() if own[key].shape != state_dict[key].shape]
+        ours = self.state_dict()
+        wrong = [key for key in ours.keys() & state_dict.keys() if ours[key].shape != state_dict[key].shape]
         if wrong:
             key = min(wrong)
             raise LeapformerError(
-                f"the checkpoint's {key} is {tuple(state_dict[key].shape)}, this model's {tuple(own[key].shape)}; use "
+                f"the checkpoint's {key} is {tuple(state_dict[key].shape)}, this model's {tuple(ours[key].shape)}; use "
                 "the vocabulary (dict.txt), the --arch and the --max-positions (--tokens-per-sample) of its training"
             )
         encoder = "encoder.sentence_encoder"
@@ -172,7 +180,7 @@ class LeapformerMaskedLanguageModel(OfAnyOrigin, RobertaModel):
 
 
 def _check_classes(task: SentencePredictionTask) -> None:
-    """Refuse fewer classes than there are labels: their loss is a lookup outside of the scores."""
+    """Reject fewer classes than labels, whose loss would index beyond the logits."""
     words = task.label_dictionary
     labels = [word for word in words.symbols[words.nspecial :] if not re.fullmatch(r"<mask>|madeupword\d+", word)]
     if not task.cfg.regression_target and task.cfg.num_classes < len(labels):
@@ -185,7 +193,7 @@ def _check_classes(task: SentencePredictionTask) -> None:
 @register_model_architecture("leapformer_mlm", "leapformer_mlm")
 def leapformer_mlm(args: Namespace) -> None:
     """RoBERTa-base, as in the ABC and Luna papers: 12 layers, 768 wide, feed-forward 3,072, 12 heads."""
-    fill_options(args, {"abc_slots": "64"})  # the ABC paper's table 12: 64 and 128
+    fill_options(args, {"abc_slots": "64"})  # ABC, table 12: 64 and 128
     fill_attention_args(args)
     args.pooling = getattr(args, "pooling", None) or "cls"
     if getattr(args, "max_positions", None) is None:  # --task sentence_ranking needs a number, too
@@ -197,8 +205,8 @@ def leapformer_mlm(args: Namespace) -> None:
 def leapformer_mlm_small(args: Namespace) -> None:
     """For two CPU cores: 4 layers, 256 wide, 4 heads.
 
-    Positions are sinusoidal, and embeddings are scaled: to learn to find neighbouring tokens from learned positions
-    alone, a model needs more text than a CPU reads in an hour.
+    Positions are sinusoidal, and embeddings are scaled: with learned positions, a model needs more text than a CPU
+    reads in an hour before it can tell neighbouring tokens.
     """
     args.encoder_learned_pos = getattr(args, "encoder_learned_pos", False)
     args.no_scale_embedding = getattr(args, "no_scale_embedding", False)

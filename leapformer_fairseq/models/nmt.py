@@ -21,8 +21,8 @@ from .transformer import Decoder, Encoder
 class LeapformerNMTModel(OfAnyOrigin, TransformerModel):
     """Translation with a mechanism per block and layer.
 
-    It has embeddings, layer drop, pre- or post-norm and every other flag of fairseq's `transformer`, and its
-    checkpoints load (`--finetune-from-model`): only `*.mechanism.*` is new.
+    It has every flag of fairseq's `transformer` and loads its checkpoints (`--finetune-from-model`); only
+    `*.mechanism.*` is new.
     """
 
     tasks = ("translation",)
@@ -35,7 +35,7 @@ class LeapformerNMTModel(OfAnyOrigin, TransformerModel):
 
     @classmethod
     def build_model(cls, args: Namespace, task: Any) -> LeapformerNMTModel:
-        # What a preset or an older checkpoint left open.
+        # Fills what a preset or an older checkpoint left open.
         leapformer_nmt(args)
         adapt(task, args, *cls.tasks)
         if getattr(getattr(task, "cfg", None), "load_alignments", False):
@@ -106,7 +106,7 @@ def leapformer_nmt_wmt14_tied(args: Namespace) -> None:
 
 @register_model_architecture("leapformer_nmt", "leapformer_nmt_iwslt17")
 def leapformer_nmt_iwslt17(args: Namespace) -> None:
-    """IWSLT17 of the Sparsefinder paper: 6 + 6 layers, 1,024 wide, feed-forward 4,096, 16 heads, embeddings shared."""
+    """IWSLT17 in the Sparsefinder paper: 6 + 6 layers, 1,024 wide, feed-forward 4,096, 16 heads, shared embeddings."""
     args.share_all_embeddings = getattr(args, "share_all_embeddings", True)
     args.dropout = getattr(args, "dropout", 0.3)
     _sizes(args, layers=6, width=1024, ffn=4096, heads=16)

@@ -1,7 +1,9 @@
-"""Speech to text, recognition and offline translation: a ConvTransformer with any attention plan.
+"""Speech recognition and offline speech translation: a ConvTransformer with any attention plan.
 
 Two strided convolutions, then a transformer (ESPnet-ST, Inaguma et al., 2020, arXiv:2004.10234), as in the LeaPformer
 and MLA experiments.
+
+Shapes: B utterances, T frames, C width.
 """
 
 from __future__ import annotations
@@ -26,19 +28,26 @@ from ..modules import OfAnyOrigin, add_attention_args, fill_attention_args, load
 from ..support.errors import LeapformerError
 from .carry import CarryingEncoder
 from .lengths import EncoderOut, PredictingEncoder, add_length_args, build_length_predictor, fill_length_args
-from .streaming_encoder import ArrivingSource, add_chunk_args, chunks_of, fill_chunk_args, laid_out, taken_back
+from .streaming_encoder import (
+    ArrivingSource,
+    add_chunk_args,
+    chunks_of,
+    drop_look_ahead,
+    fill_chunk_args,
+    lay_out_chunks,
+)
 from .task import adapt
 from .transformer import Decoder
 
-HALVING = 2  # convolutions that halve the length: an encoder state is four frames
+STRIDED = 2  # convolutions with stride 2: an encoder state stands for four frames
 DEFAULT_KERNELS = (3, 3)
 
 
 class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
-    """fairseq's convolutional encoder with swapped attention, corrected in three ways.
+    """fairseq's convolutional encoder with swapped attention and a recognition head if `--ctc-weight` asks for one.
 
-    A sentence is encoded the same alone and in a batch (padding is zeroed between the convolutions, and lengths are
-    updated exactly), the final layer norm of pre-norm models is applied, and `--ctc-weight` adds a recognition head.
+    It corrects fairseq's in two ways. A sentence is encoded the same alone and in a batch: padding is zeroed between
+    the convolutions, and lengths are updated exactly. The final layer norm of pre-norm models is applied.
     """
 
     def __init__(self, args: Namespace, vocabulary: int) -> None:
@@ -47,7 +56,7 @@ class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
         if kernels != DEFAULT_KERNELS:
             if chunks_of(args) is not None:
                 raise LeapformerError(
-                    f"--conv-kernel-sizes {args.conv_kernel_sizes}: an encoder that reads arriving speech has "
+                    f"--conv-kernel-sizes {args.conv_kernel_sizes}: a streaming encoder has "
                     f"{','.join(map(str, DEFAULT_KERNELS))}; leave one of the two out"
                 )
             self.conv = convolutions(kernels, args.conv_out_channels)
@@ -57,23 +66,24 @@ class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
         self.length_predictor = build_length_predictor(args, args.encoder_embed_dim)
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor, **unused: Any) -> EncoderOut:
-        """Filterbanks (B, T, n_bins) to states (ceil(T / 4), B, C) with a padding mask (B, ceil(T / 4))."""
+        """Encode filterbanks (B, T, n_bins): states (ceil(T / 4), B, C) and a padding mask (B, ceil(T / 4))."""
         return self.encode(*self.subsample(src_tokens, src_lengths))
 
     def encode(self, x: Tensor, lengths: Tensor) -> EncoderOut:
-        """`forward` from the output of the convolutions, (T, B, C), with these lengths."""
+        """The part of `forward` after the convolutions, whose output is (T / 4, B, C), with lengths (B,)."""
         padding = lengths_to_padding_mask(lengths)
-        # Padded to the longest sentence of the batch; the mask reads as tokens whose padding index is 1.
+        # The mask is as long as the longest sentence, which in a part of a batch may be shorter than x.
         padding = F.pad(padding, (0, len(x) - padding.shape[1]), value=True)
+        # Position embeddings count the tokens that are not padding (index 1), so the mask serves as tokens.
         x = self.embed_scale * x + self.embed_positions(padding).transpose(0, 1)
         x = F.dropout(x, p=self.dropout, training=self.training)
-        self.context.carry = None
+        self.context.carry = None  # of the last batch, which the first layer must not receive
         if self.chunks is None:
             x = self._through_layers(x, padding)
         else:
             count = len(x)
-            x, self.context.tokens = laid_out(x, count, self.chunks, keep=~padding)
-            x = taken_back(self._through_layers(x), count, self.chunks)
+            x, self.context.tokens = lay_out_chunks(x, count, self.chunks, keep=~padding)
+            x = drop_look_ahead(self._through_layers(x), count, self.chunks)
         encoder_out: EncoderOut = {
             "encoder_out": [x],
             "encoder_padding_mask": [padding],
@@ -90,10 +100,10 @@ class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
         return x if self.layer_norm is None else self.layer_norm(x)
 
     def extend(self, source: ArrivingSource, frames: Tensor, final: bool = False) -> Tensor:
-        """The states (m, 1, C) that become final with more frames (n, n_bins) of an utterance; m may be 0.
+        """Read more frames (n, n_bins) of an utterance and return the states (m, 1, C) that became final; m may be 0.
 
-        They equal those of `forward` on the whole utterance, however it is cut. With `final`, these are the last
-        frames. Raises LeapformerError for an encoder that sees whole utterances.
+        They equal those of `forward` on the whole utterance, however it is cut. `final` marks the last frames. Raises
+        LeapformerError for a full-context encoder.
         """
         if self.chunks is None:
             raise LeapformerError(
@@ -101,28 +111,31 @@ class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
             )
         new = self._embedded(source, frames, final)
         states = new if source.waiting is None else torch.cat([source.waiting, new])
+        # Only whole chunks whose look-ahead has arrived are final.
         complete = max(0, len(states) - self.chunks.ahead) // self.chunks.size * self.chunks.size
         count = len(states) if final else complete
         source.waiting = states[count:]
         if not count:
             return states[:0]
-        seen = states[: count + self.chunks.ahead]
-        x, self.context.tokens = laid_out(seen, count, self.chunks, source.n_states - len(states))
+        visible = states[: count + self.chunks.ahead]
+        x, self.context.tokens = lay_out_chunks(visible, count, self.chunks, source.n_states - len(states))
+        # Attention layers then continue from the states of earlier chunks instead of empty ones.
         self.context.states = source.states
         try:
-            return taken_back(self._through_layers(x), count, self.chunks)
+            return drop_look_ahead(self._through_layers(x), count, self.chunks)
         finally:
             self.context.states = None
 
     def _embedded(self, source: ArrivingSource, frames: Tensor, final: bool) -> Tensor:
-        """The states (m, 1, C) before the layers that more frames make."""
-        known = frames if source.frames is None else torch.cat([source.frames, frames])
+        """Convolve more frames (n, n_bins): inputs (m, 1, C) of the first layer, with positions."""
         fresh = source.fresh + len(frames)
+        buffered = frames if source.frames is None else torch.cat([source.frames, frames])
         usable = fresh if final else fresh - fresh % self.pooling_ratio()
-        convolved = known[: len(known) - (fresh - usable)]
-        before = min(1, source.n_states)  # states of the frames that were convolved before
+        convolved = buffered[: len(buffered) - (fresh - usable)]
+        # The last four frames are convolved again, as the left context of the new ones; their state is dropped.
+        before = min(1, source.n_states)
         source.fresh = fresh - usable
-        source.frames = known[max(0, len(convolved) - self.pooling_ratio()) :] if len(convolved) else known
+        source.frames = buffered[max(0, len(convolved) - self.pooling_ratio()) :] if len(convolved) else buffered
         if not usable:
             return frames.new_zeros(0, 1, self.out.out_features)
         x, _ = self.subsample(convolved.unsqueeze(0), torch.tensor([len(convolved)], device=frames.device))
@@ -132,15 +145,15 @@ class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
         return self.embed_scale * x + positions.to(x).unsqueeze(1)
 
     def _positions(self, start: int, count: int) -> Tensor:
-        """Position embeddings (count, C) of states from `start` (from 0), also beyond the fixed table."""
+        """Position embeddings (count, C) of the states from `start`, counted from 0, also beyond the table's end."""
         table, first = self.embed_positions, self.padding_idx + 1 + start
-        weights = table.weights  # another thread may put a larger table in its place
+        weights = table.weights  # read once: another thread may replace it by a larger one
         if first + count <= len(weights):
             return weights[first : first + count]
         return sinusoids(torch.arange(first, first + count, device=weights.device), table.embedding_dim)
 
     def subsample(self, frames: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolve (B, T, n_bins) to (ceil(T / 4), B, C), and compute the new lengths."""
+        """Convolve frames (B, T, n_bins) to (ceil(T / 4), B, C), and return these with the new lengths (B,)."""
         x = frames.unsqueeze(1)
         for layer in self.conv:
             x = layer(x)
@@ -152,22 +165,22 @@ class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
 
 
 def kernel_sizes(text: str) -> tuple[int, ...]:
-    """Parse "3,3" as numbers. Raises LeapformerError for fewer than two, or for anything else."""
+    """Parse kernel sizes such as "3,3". Raises LeapformerError unless they are at least two positive numbers."""
     try:
         sizes = tuple(int(size) for size in text.split(","))
     except ValueError:
         sizes = ()
-    if len(sizes) < HALVING or min(sizes) < 1:
-        raise LeapformerError(f"--conv-kernel-sizes {text}: give at least {HALVING} positive numbers, as in 3,3")
+    if len(sizes) < STRIDED or min(sizes) < 1:
+        raise LeapformerError(f"--conv-kernel-sizes {text}: give at least {STRIDED} positive numbers, as in 3,3")
     return sizes
 
 
 def convolutions(kernels: tuple[int, ...], channels: int) -> nn.Sequential:
-    """Convolutions over time and frequency with ReLUs; the first two halve both, rounded up, the others keep them."""
+    """Convolutions over time and frequency with ReLUs; the first two halve both sizes, rounded up."""
     layers: list[nn.Module] = []
     for i, kernel in enumerate(kernels):
-        before, after = (kernel - 1) // 2, kernel // 2  # one more after, where the kernel is even
-        stride = 2 if i < HALVING else 1
+        before, after = (kernel - 1) // 2, kernel // 2  # an even kernel has one more column of padding after
+        stride = 2 if i < STRIDED else 1
         layers += [
             nn.ZeroPad2d((before, after, before, after)),
             nn.Conv2d(channels if i else 1, channels, kernel, stride=stride),
@@ -178,16 +191,13 @@ def convolutions(kernels: tuple[int, ...], channels: int) -> nn.Sequential:
 
 @register_model("leapformer_s2t")
 class LeapformerS2TModel(OfAnyOrigin, ConvTransformerModel):
-    """Speech recognition and offline speech translation with a mechanism per block and layer.
-
-    encoder_freezing_updates: the encoder gets no gradients before this number of updates
-    """
+    """Speech recognition and offline speech translation with a mechanism per block and layer."""
 
     tasks = ("speech_to_text",)
 
     decoder_class: ClassVar[type[Decoder]] = Decoder
-    encoder_freezing_updates: int
-    num_updates = 0  # of the training so far
+    encoder_freezing_updates: int  # the encoder gets no gradients in the first updates
+    num_updates = 0  # so far
 
     def set_num_updates(self, num_updates: int) -> None:
         """Called by fairseq before each update."""
@@ -200,7 +210,7 @@ class LeapformerS2TModel(OfAnyOrigin, ConvTransformerModel):
         parser.add_argument(
             "--conv-kernel-sizes",
             metavar="N,N,...",
-            help="of the convolutions before the encoder, of which the first two halve the length (default: 3,3)",
+            help="kernels of the convolutions before the encoder; the first two halve the length (default: 3,3)",
         )
         parser.add_argument(
             "--encoder-freezing-updates",
@@ -231,10 +241,10 @@ class LeapformerS2TModel(OfAnyOrigin, ConvTransformerModel):
 
     @classmethod
     def build_model(cls, args: Namespace, task: Any) -> LeapformerS2TModel:
-        # What a preset or an older checkpoint left open; the vocabulary sizes the CTC head.
+        # Fills what a preset or an older checkpoint left open.
         leapformer_s2t(args)
         adapt(task, args, *cls.tasks)
-        args.vocabulary = len(task.target_dictionary)
+        args.vocabulary = len(task.target_dictionary)  # for the CTC head: fairseq's build_encoder gets no task
         model = super().build_model(args, task)
         model.encoder_freezing_updates = args.encoder_freezing_updates
         return model
@@ -256,6 +266,7 @@ class LeapformerS2TModel(OfAnyOrigin, ConvTransformerModel):
     def forward(
         self, src_tokens: Tensor, src_lengths: Tensor, prev_output_tokens: Tensor
     ) -> tuple[Tensor, dict[str, Any]]:
+        # Not by requires_grad: fairseq's optimizer takes the parameters that require gradients at its creation.
         trained = self.num_updates >= self.encoder_freezing_updates
         with torch.set_grad_enabled(torch.is_grad_enabled() and trained):
             encoder_out = self.encoder(src_tokens=src_tokens, src_lengths=src_lengths)
@@ -268,8 +279,9 @@ class LeapformerS2TModel(OfAnyOrigin, ConvTransformerModel):
     def set_beam_size(self, beam_size: int) -> None:
         self.decoder.set_beam_size(beam_size)
 
+    # fairseq's criterion with CTC calls these two.
     def get_ctc_output(self, net_output: Any, sample: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Log probabilities (S, B, V) of the recognition head, and lengths (B,)."""
+        """Log probabilities (S, B, V) of the recognition head, and lengths (B,) in encoder states."""
         encoder_out: EncoderOut = net_output[1]["encoder_out"]
         logits = self.encoder.ctc_proj(encoder_out["encoder_out"][0])
         return logits.float().log_softmax(-1), (~encoder_out["encoder_padding_mask"][0]).sum(1)
@@ -286,7 +298,7 @@ def leapformer_s2t(args: Namespace) -> None:
 
 @register_model_architecture("leapformer_s2t", "leapformer_s2t_mla")
 def leapformer_s2t_mla(args: Namespace) -> None:
-    """The Modular Linearized Attention paper's size: 6 and 6 layers, and 4 convolutions of kernel 4 (section 7.2.2).
+    """The Modular Linearized Attention paper's size: 6 + 6 layers, and 4 convolutions of kernel 4 (section 7.2.2).
 
     The paper does not say which of them halve the length; here the first two do. `--conv-kernel-sizes 3,3` is ESPnet's.
     """

@@ -1,9 +1,9 @@
 """Simultaneous speech translation: the speech-to-text model with wait-k cross-attention.
 
-Target token t attends to the encoder frames before g(t) = min(S, ratio * (t + k)) in training and in generation (Ma et
+Target token t attends to the first g(t) = min(S, ratio * (t + k)) encoder states in training and in generation (Ma et
 al., 2019, arXiv:1810.08398; fixed pre-decision: Ma et al., 2020, arXiv:2011.02048). With linear attention, training is
 linear in the source; nothing of size T x S x D or T x D x D is allocated. Generation from whole utterances, in batches,
-follows the complete schedule: the sentence cannot end before the source has been read (`WaitKDecoder`).
+follows the same schedule, and the sentence cannot end before the source has been read (`WaitKDecoder`).
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from .task import override
 from .transformer import Decoder
 
 OFFLINE = "offline"
-END_CLOSED = "end_closed"  # in what the decoder returns beside logits: (B,), whether the sentence may not end here
-UNLIKELY = 100.0  # so much below the log probability of all else that sampling does not draw it either
+END_CLOSED = "end_closed"  # key of the decoder's extra results: (B,), whether the sentence must not end here
+UNLIKELY = 100.0  # nats below the least likely token, so that sampling does not draw the end either
 
 
 def parse_lagging(text: str | int) -> list[int | None]:
-    """Parse the values of k for training, each once; None is no limit.
+    """Parse the values of k for training, without duplicates; None means no limit (offline).
 
-    Examples: "5", "1-9", "offline", or several of them as in "1-9,offline". Raises LeapformerError for k < 1.
+    Examples: "5", "1-9", "offline", "1-9,offline". Raises LeapformerError for k < 1 and for anything else.
     """
-    found: list[int | None] = []
+    laggings: list[int | None] = []
     for part in str(text).split(","):
         if part == OFFLINE:
-            found.append(None)
+            laggings.append(None)
             continue
         low, dash, high = part.partition("-")
         try:
@@ -52,17 +52,16 @@ def parse_lagging(text: str | int) -> list[int | None]:
             raise LeapformerError(
                 f"--waitk-lagging {text!r}: give k >= 1, a range such as 1-9, {OFFLINE!r}, or several, as 1-9,{OFFLINE}"
             )
-        found += range(bounds[0], bounds[1] + 1)
-    return list(dict.fromkeys(found))
+        laggings += range(bounds[0], bounds[1] + 1)
+    return list(dict.fromkeys(laggings))
 
 
 class WaitKDecoder(Decoder):
-    """A decoder that follows the wait-k schedule of its cross-attention, also while generating.
+    """A decoder that follows the wait-k schedule of its cross-attention, also when it generates from whole utterances.
 
-    Token t cannot be the end of the sentence while the token before it did not see the whole source: an agent that
-    writes while it listens does not know yet that the source ends, and must write something else. So generation from
-    whole utterances equals the output of the agent (greedy search, the end masked), if the encoder is a streaming
-    encoder.
+    Token t cannot end the sentence if the token before it did not see the whole source: at that time, a simultaneous
+    agent does not know that the source ends, and must write something else. With a streaming encoder, greedy generation
+    therefore equals the agent's output.
     """
 
     mask: PrefixMask | None = None
@@ -75,44 +74,42 @@ class WaitKDecoder(Decoder):
         **options: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         x, extra = super().forward(prev_output_tokens, encoder_out, incremental_state, **options)
-        decided = self.context.options
-        mask = self.mask if decided is None else decided.schedule
+        options_of_pass = self.context.options
+        mask = self.mask if options_of_pass is None else options_of_pass.schedule
         if mask is not None and incremental_state is not None and encoder_out is not None:
-            before = mask.ratio * (prev_output_tokens.shape[1] - 2 + mask.lagging)
-            extra[END_CLOSED] = (~encoder_out["encoder_padding_mask"][0]).sum(1) > before
+            # The tokens include the start symbol: token t = shape[1] - 1, counted from 0, follows token t - 1.
+            seen = mask.ratio * (prev_output_tokens.shape[1] - 2 + mask.lagging)
+            extra[END_CLOSED] = (~encoder_out["encoder_padding_mask"][0]).sum(1) > seen
         return x, extra
 
     def get_normalized_probs(
         self, net_output: tuple[Tensor, dict[str, Any] | None], log_probs: bool, sample: dict[str, Tensor] | None = None
     ) -> Tensor:
-        """As in fairseq, for its generator: where the end is not allowed, it is less likely than everything else.
+        """As in fairseq, but an end that is not allowed is less likely than everything else.
 
-        It is not impossible, because at the maximum length the generator needs an end.
+        It is not impossible, because the generator ends sentences of the maximum length.
         """
         scores = super().get_normalized_probs(net_output, log_probs, sample)
         closed = (net_output[1] or {}).get(END_CLOSED)
         if closed is not None:
             lowest = scores.amin(-1) - UNLIKELY if log_probs else scores.new_zeros(())
-            end = scores[..., self.dictionary.eos()]
+            end = scores[..., self.dictionary.eos()]  # a view of the scores
             end.copy_(torch.where(closed.unsqueeze(1), lowest, end))
         return scores
 
 
 @register_model("leapformer_simulst")
 class LeapformerSimulSTModel(LeapformerS2TModel):
-    """Wait-k translation of speech, with one k or with k drawn for each batch.
+    """Wait-k translation of speech, trained with one k or with a k drawn for each batch.
 
-    A range of k (multi-path wait-k, Elbayad et al., 2020, arXiv:2005.08595) supports every k in it at test time; if it
-    includes "offline", also whole sources.
-
-    laggings: those of training, of which each batch draws one; None: it sees the whole source
-    lagging:  of evaluation and generation unless `set_lagging` changes it, the largest k; None if there is none
+    A range of k (multi-path wait-k, Elbayad et al., 2020, arXiv:2005.08595) supports every k in it at test time, and
+    whole sources if it includes "offline".
     """
 
     decoder_class = WaitKDecoder
-    laggings: list[int | None]
-    lagging: int | None
-    pre_decision_ratio: int
+    laggings: list[int | None]  # k in training, drawn for each batch; None: the whole source
+    lagging: int | None  # k in evaluation and generation unless `set_lagging` changes it: the largest of `laggings`
+    pre_decision_ratio: int  # encoder states between two decisions
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
@@ -120,7 +117,7 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
         parser.add_argument(
             "--waitk-lagging",
             metavar="K",
-            help="k of wait-k; 1-9 draws k for every batch; offline sets no limit; 1-9,offline draws uniformly among "
+            help="k of wait-k; 1-9 draws k for every batch; offline sets no limit; 1-9,offline draws uniformly from "
             "these ten, so every tenth batch on average trains translation of whole recordings (default: 5)",
         )
         parser.add_argument(
@@ -136,7 +133,7 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
         if args.length_predictor not in (None, "oracle"):
             raise LeapformerError(
                 f"--length-predictor {args.length_predictor}: it needs the whole source, which arrives while "
-                "translating; leave it out, or take leapformer_s2t, or oracle for training and validation alone"
+                "translating; leave it out, or use leapformer_s2t, or oracle for training and validation only"
             )
         model = super().build_model(args, task)
         model.laggings = parse_lagging(args.waitk_lagging)
@@ -152,10 +149,10 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
         return model
 
     def set_lagging(self, k: int | None, ratio: int | None = None) -> None:
-        """Make the decoder follow wait-k with this k from now on, in every thread; None: it sees the whole source.
+        """Set wait-k's k for training, scoring and generation, in every thread; None: the whole source is visible.
 
-        A setting of the model, for training, scoring and generation; streaming sessions use their own options. `ratio`
-        is the number of encoder states between two decisions, by default that of training.
+        `ratio` is the number of encoder states between two decisions, by default that of training. Streaming sessions
+        have their own options, which take precedence.
         """
         mask = None if k is None else PrefixMask(k, self.pre_decision_ratio if ratio is None else ratio)
         self.decoder.mask = mask
@@ -165,12 +162,12 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
 
     @contextmanager
     def following(self, k: int, ratio: int) -> Iterator[None]:
-        """Within this context, passes of this thread follow wait-k as set by `set_lagging`; other threads do not."""
+        """Like `set_lagging`, but only within this context and in this thread."""
         with self.decoder.context.own(PassOptions(PrefixMask(k, ratio))):
             yield
 
     def train(self, mode: bool = True) -> LeapformerSimulSTModel:
-        # Training draws k for each batch; whoever evaluates next must find a fixed one.
+        # Training draws a k for each batch, and validation must not depend on the last one.
         lagging = getattr(self, "lagging", None)
         if self.training and not mode and lagging is not None:
             self.set_lagging(lagging)

@@ -1,4 +1,7 @@
-"""Changes to fairseq's speech tasks for our models: errors name the row, and wait-k must suit the data."""
+"""Changes to fairseq's speech tasks for our models: errors that name the row, augmentation, a warning about wait-k.
+
+`task.adapt` and `simulst` install them, method by method.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +30,18 @@ logger = logging.getLogger(__name__)
 
 
 def load_dataset(task: SpeechToTextTask, split: str, *args: Any, **kwargs: Any) -> None:
-    """As in fairseq, with recordings of a training set joined and played at other speeds if requested.
+    """As in fairseq, with augmentation of training sets if requested.
 
-    Raises LeapformerError for a row with wrong durations, and later for one that cannot be read.
+    Raises LeapformerError for a row with wrong durations. A recording that cannot be read raises one when it is read.
     """
     if isinstance(task, TextToSpeechTask):
         for name in split.split(","):
             check_durations(name, TextToSpeechDatasetCreator._load_samples_from_tsv(task.args.data, name))
     type(task).load_dataset(task, split, *args, **kwargs)
     for part in _parts(task.datasets[split]):
+        # A private method, but fairseq has no other place between a row and its features.
         part._get_source_audio = partial(_read_or_name_row, part)
-        if split.startswith("train"):  # fairseq knows training sets by their names, too
+        if split.startswith("train"):  # as fairseq recognises training sets
             join_sentences(part, getattr(task.args, "join_sentences", 1), task.args.seed)
             perturb_speed(part, getattr(task.args, "speed_perturbation", 0))
 
@@ -45,12 +49,12 @@ def load_dataset(task: SpeechToTextTask, split: str, *args: Any, **kwargs: Any) 
 def load_dataset_for_wait_k(
     laggings: Sequence[int], ratio: int, task: SpeechToTextTask, split: str, *args: Any, **kwargs: Any
 ) -> None:
-    """`load_dataset`, with a warning if training with these k and this ratio asks for words before they are said."""
+    """`load_dataset`, with a warning if these k and this ratio ask for words before they are spoken."""
     load_dataset(task, split, *args, **kwargs)
     if split.startswith("train") and get_global_rank() == 0:
         parts = list(_parts(task.datasets[split]))
         frames = [count for part in parts for count in part.n_frames]
-        tokens = [count + 1 for part in parts for count in part.tgt_lens]  # the end
+        tokens = [count + 1 for part in parts for count in part.tgt_lens]  # with the end of the sentence
         reason = outrun(frames, tokens, laggings, ratio)
         if reason is not None:
             logger.warning(reason)
@@ -64,7 +68,7 @@ def build_dataset_for_inference(task: SpeechToTextTask, *args: Any, **kwargs: An
 
 
 def _parts(dataset: Any) -> Iterator[SpeechToTextDataset]:
-    """The manifests that a dataset is made of."""
+    """Iterate over the data sets of single manifests inside fairseq's wrappers."""
     if isinstance(dataset, SpeechToTextDataset):
         yield dataset
     for part in getattr(dataset, "datasets", [getattr(dataset, "dataset", None)]):
@@ -73,16 +77,16 @@ def _parts(dataset: Any) -> Iterator[SpeechToTextDataset]:
 
 
 def _read_or_name_row(dataset: SpeechToTextDataset, index: Any) -> Tensor:
-    """Turn 'file not found' deep in a data loader into an error that names the manifest, the row and the file."""
+    """Read features like `_get_source_audio`; raise a LeapformerError that names manifest, row and file if it fails."""
     joined: JoinedSentences | None = dataset.dataset_transforms.get_transform(JoinedSentences)
     try:
         for row in np.atleast_1d(index).tolist():
-            _check_recording(dataset, row)
+            _check_recording(dataset, row)  # when it is read, not all of a corpus at the start
         if joined is not None:
             return joined.source(dataset, index)
         return type(dataset)._get_source_audio(dataset, index)
     except (OSError, soundfile.LibsndfileError, AudioError) as error:
-        rows = np.atleast_1d(index).tolist()  # several where recordings are joined
+        rows = np.atleast_1d(index).tolist()  # several if recordings are joined
         where = ", ".join(f"row {row + 1} ({dataset.audio_paths[row]})" for row in rows)
         raise LeapformerError(
             f"{dataset.split}.tsv, {where}: the audio cannot be read ({error}); correct the path or remove the row"
@@ -90,20 +94,20 @@ def _read_or_name_row(dataset: SpeechToTextDataset, index: Any) -> Tensor:
 
 
 def _check_recording(dataset: SpeechToTextDataset, row: int) -> None:
-    """Refuse a recording of another rate, from which fairseq makes other features, by its header alone.
-
-    It mixes channels down itself, and resamples what a model takes as a waveform. Raises LeapformerError.
-    """
+    """Reject a recording whose header has another sample rate: fairseq computes filterbanks without resampling."""
     path = dataset.audio_paths[row]
     if dataset.cfg.use_audio_input or Path(path).suffix.lower() not in SF_AUDIO_FILE_EXTENSIONS:
-        return  # resampled, features, or a part of an archive
-    if Path(path).is_file():  # a file that is missing is named later
+        return  # waveforms, which fairseq resamples; features; or a part of an archive
+    if Path(path).is_file():  # reading reports a missing file
         with open_audio(path) as file:
             check_speech(1, file.samplerate, path, dataset.cfg.use_sample_rate)
 
 
 def check_durations(split: str, rows: list[dict[str, str]]) -> None:
-    """Reject durations that do not match a row's phonemes or frames; fairseq trains on them, or fails an assertion."""
+    """Raise LeapformerError for durations that do not match a row's phonemes or frames.
+
+    fairseq would train on them or fail an assertion.
+    """
     for number, row in enumerate(rows, 2):  # line 1 holds the names of the columns
         reason = _wrong_durations(row)
         if reason is not None:
@@ -114,7 +118,7 @@ def check_durations(split: str, rows: list[dict[str, str]]) -> None:
 
 
 def _wrong_durations(row: dict[str, str]) -> str | None:
-    """What is wrong with the frames of each phoneme in a row of a text_to_speech manifest; None if nothing is."""
+    """Say what is wrong with the durations, in frames, in a row of a text-to-speech manifest; None if nothing is."""
     written, phonemes = row.get("duration"), row["tgt_text"].split()
     if written is None:
         return None

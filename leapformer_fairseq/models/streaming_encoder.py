@@ -1,4 +1,4 @@
-"""Streaming encoders: causal, or in chunks that see themselves and everything before them.
+"""Streaming encoders: causal ones, and ones in chunks that see themselves, some look-ahead and everything before.
 
 Shapes: T encoder states (40 ms each) of B utterances, C width.
 """
@@ -18,13 +18,13 @@ from ..support.errors import LeapformerError
 
 @dataclass
 class ArrivingSource:
-    """The state of an encoder for one utterance whose frames are arriving; nothing in it grows with the audio.
+    """The state of a streaming encoder for one utterance; its size does not grow with the audio.
 
-    frames:  (up to 7, n_bins), the last four that were convolved, then those that are too few for a state.
-    fresh:   the number of frames that were not convolved yet.
-    waiting: (m, 1, C), convolved frames that wait for the rest of their chunk, or for its look-ahead.
-    n_states: the number of convolved frames so far.
-    states:  the state of each attention layer.
+    frames:   (up to 7, n_bins), the last four convolved frames, then those that do not fill a state yet.
+    fresh:    the number of the latter.
+    waiting:  (m, 1, C), inputs of the first layer that wait for the rest of their chunk, or for its look-ahead.
+    n_states: the number of such inputs so far, including those that were encoded.
+    states:   the state of each attention layer, by its name.
     """
 
     frames: Tensor | None = None
@@ -44,26 +44,26 @@ def add_chunk_args(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--encoder-causal",
         action="store_true",
-        help="no encoder state sees what comes after it, so that arriving speech is encoded once",
+        help="no encoder state sees later ones, so that arriving speech is encoded only once",
     )
     for name, text in (
-        ("chunk", "encoder states see all of their chunk of this length and what was before it"),
-        ("right-context", "a chunk also sees this much after it (default: 0)"),
-        ("past", "softmax sees this much before a chunk; other mechanisms see all of it (default: 10000)"),
+        ("chunk", "encoder states see their whole chunk of this length and everything before it"),
+        ("right-context", "look-ahead of a chunk (default: 0)"),
+        ("past", "softmax sees this much before a chunk; other mechanisms see everything (default: 10000)"),
     ):
         parser.add_argument(f"--encoder-{name}-ms", type=int, metavar="MS", help=f"{text}; a multiple of {UNIT_MS}")
 
 
 def fill_chunk_args(args: Namespace) -> None:
-    """Set the defaults: an encoder that sees whole utterances."""
+    """Fill unset options: by default, a full-context encoder."""
     for name, default in (("causal", False), ("chunk_ms", None), ("right_context_ms", None), ("past_ms", None)):
         setattr(args, f"encoder_{name}", getattr(args, f"encoder_{name}", default))
 
 
 def chunks_of(args: Namespace) -> ChunkMask | None:
-    """The chunk mask of an encoder with these arguments; None: it sees whole utterances.
+    """The chunk mask of an encoder with these options; None for a full-context encoder.
 
-    Raises LeapformerError for lengths that are not a whole number of states, or that contradict each other.
+    Raises LeapformerError for durations that are not a multiple of a state's, and for options that exclude each other.
     """
     causal = args.encoder_causal
     chunk, ahead, past = (
@@ -83,9 +83,10 @@ def chunks_of(args: Namespace) -> ChunkMask | None:
         return None
     if causal and (chunk or ahead):
         raise LeapformerError(
-            "--encoder-causal sees no chunk and nothing ahead; leave it out, or --encoder-chunk-ms and "
+            "--encoder-causal has neither chunks nor look-ahead; leave it out, or --encoder-chunk-ms and "
             "--encoder-right-context-ms"
         )
+    # A causal encoder has chunks of a single state.
     return ChunkMask(chunk or 1, ahead or 0, 10_000 // UNIT_MS if past is None else past)
 
 
@@ -95,27 +96,29 @@ def _in_states(flag: str, ms: int | None) -> int | None:
     return None if ms is None else ms // UNIT_MS
 
 
-def laid_out(
+def lay_out_chunks(
     x: Tensor, count: int, chunks: ChunkMask, before: int = 0, keep: Tensor | None = None
 ) -> tuple[Tensor, TokenInfo]:
-    """The first `count` states of (T, B, C) in chunks, each with a copy of its look-ahead, and their positions.
+    """Lay out the first `count` states of x (T, B, C) in chunks, each followed by a copy of its look-ahead.
 
-    The result is (T', B, C). `before` states came earlier. `keep` (B, T) is True at real states; None: all are.
+    Returns states (T', B, C) and their positions, lengths and padding. `before` states came earlier. `keep` (B, T) is
+    True at real states; None: all are.
     """
-    places, there = torch.arange(count, device=x.device), None
+    indices, exists = torch.arange(count, device=x.device), None
     if chunks.ahead:
         starts = torch.arange(0, count, chunks.size, device=x.device)
-        places = (starts.unsqueeze(1) + torch.arange(chunks.tokens, device=x.device)).flatten()
-        there, places = (places < len(x)).unsqueeze(0), places.clamp_max(len(x) - 1)
-        x = x[places]
-    if keep is None:
-        return x[: len(places)], TokenInfo(before + 1 + places.unsqueeze(0), None, there)
-    kept = keep[:, places]
-    return x, TokenInfo(keep.long().cumsum(1)[:, places], keep.sum(1), kept if there is None else kept & there)
+        indices = (starts.unsqueeze(1) + torch.arange(chunks.tokens, device=x.device)).flatten()
+        # The last chunk and its look-ahead may reach beyond the end: such copies are padding.
+        exists, indices = (indices < len(x)).unsqueeze(0), indices.clamp_max(len(x) - 1)
+        x = x[indices]
+    if keep is None:  # positions count from 1
+        return x[: len(indices)], TokenInfo(before + 1 + indices.unsqueeze(0), None, exists)
+    kept = keep[:, indices]
+    return x, TokenInfo(keep.long().cumsum(1)[:, indices], keep.sum(1), kept if exists is None else kept & exists)
 
 
-def taken_back(x: Tensor, count: int, chunks: ChunkMask) -> Tensor:
-    """States in chunks (T', B, C) without the copies of the look-ahead, (count, B, C)."""
+def drop_look_ahead(x: Tensor, count: int, chunks: ChunkMask) -> Tensor:
+    """Undo `lay_out_chunks`: states (count, B, C) without the copies of the look-ahead."""
     if not chunks.ahead:
         return x
     return x[chunks.own(len(x), x.device)][:count]

@@ -1,4 +1,4 @@
-"""Speech from a trained text to speech model: phonemes in, log-mel frames out, one decoder step after the other.
+"""Speech synthesis with a trained text-to-speech model: from phonemes to log-mel frames, step by step.
 
 Shapes: B sentences, S phonemes, T decoder steps, M mel channels.
 """
@@ -30,10 +30,10 @@ def synthesise(
     target_lengths: Tensor | None = None,
     alignments: bool = False,
 ) -> list[Utterance]:
-    """Speak a batch of phonemes (B, S), padded on the right: normalised frames, as the model was trained on.
+    """Synthesise a batch of phonemes (B, S), padded on the right; frames are normalised as in the training data.
 
-    With linear attention the decoder's state has the same size from the first step to the last. `target_lengths` (B,)
-    are for a model whose length predictor is an oracle. fairseq's pre-net drops at random even here: seed torch first.
+    `lengths` (B,) and `target_lengths` (B,), in decoder steps, are the true lengths; the latter are for an oracle.
+    `alignments` requests the attention maps. fairseq's pre-net applies dropout even here: seed torch first.
     """
     model.compose_attention(alignments)
     encoder_out = model.forward_encoder(tokens, lengths, speaker=speaker, target_lengths=target_lengths)
@@ -42,22 +42,23 @@ def synthesise(
     frames, ended, maps = [], [], []
     last = torch.full((len(tokens),), manner.max_steps, device=tokens.device)
     for t in range(1, manner.max_steps + 1):
-        so_far = torch.full_like(last, t)  # no padding: a finished sentence continues, unused
+        so_far = torch.full_like(last, t)  # no padding: finished sentences continue, and the rest is cut off
         _, end, extra = decoder(step, encoder_out, state, so_far, speaker)
         step = extra["feature_out"]
         frames.append(step)
         ended.append(end[:, :, 0].sigmoid())
         maps.append(extra["attn"])
+        # The first step above the threshold ends a sentence; later ones no longer lower `last`.
         last = torch.where(ended[-1][:, 0] > manner.threshold, last.clamp_max(t), last)
         if bool((last <= t).all()):
             break
     probabilities = _array(torch.cat(ended, 1))
     refined = decoder.refine(torch.cat(frames, 1), last).unflatten(-1, (decoder.n_frames_per_step, -1)).flatten(1, 2)
     attention = _array(torch.cat(maps, 2).mT) if alignments else None
-    predicted, said = model.predicted_length(encoder_out), _array(refined)
+    predicted, spoken = model.predicted_length(encoder_out), _array(refined)
     return [
         Utterance(
-            frames=said[i, : n * decoder.n_frames_per_step],
+            frames=spoken[i, : n * decoder.n_frames_per_step],
             stopped=bool(probabilities[i, n - 1] > manner.threshold),
             ended=probabilities[i, :n],
             predicted=None if predicted is None else float(predicted[i]),
@@ -72,10 +73,10 @@ def _array(x: Tensor) -> np.ndarray:
 
 
 class TrainedVoice:
-    """A checkpoint that speaks (`spoken.Voice`), on a GPU where there is one."""
+    """A checkpoint as a `spoken.Voice`, on a GPU if available."""
 
     def __init__(self, checkpoint: str, overrides: Mapping[str, Any], on_cpu: bool = False) -> None:
-        """`overrides` as in `loading.load_model`, whose errors these are."""
+        """Load a checkpoint; `overrides` and errors as in `loading.load_model`."""
         self.model, self.task = load_model(checkpoint, ("leapformer_tts",), "speech", dict(overrides))
         if torch.cuda.is_available() and not on_cpu:
             self.model = self.model.cuda()
@@ -96,7 +97,7 @@ class TrainedVoice:
     ) -> Iterator[tuple[Script, Utterance]]:
         """As `Voice.speak`, a batch at a time.
 
-        The chances of a batch depend on the seed and its place only, so what is said does not depend on what is done.
+        Random numbers depend only on the seed and the batch's place, so skipping what is `done` changes nothing else.
         """
         task, per_step, device = self.task, self.model.decoder.n_frames_per_step, next(self.model.parameters()).device
         for start in range(0, len(scripts), manner.batch_size):
@@ -106,10 +107,11 @@ class TrainedVoice:
             rows = [torch.tensor(self.numbers(script)) for script in batch]
             tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=task.src_dict.pad())
             speakers = torch.tensor([[script.speaker] for script in batch]) if self.speakers else None
+            # True lengths, for an oracle, are either known for all sentences of a batch or not used.
             steps = [script.frames // per_step for script in batch if script.frames is not None]
             targets = torch.tensor(steps) if len(steps) == len(batch) else None
             torch.manual_seed(manner.seed * 1_000_003 + start)
-            said = synthesise(
+            utterances = synthesise(
                 self.model,
                 tokens.to(device),
                 torch.tensor([len(row) for row in rows], device=device),
@@ -118,8 +120,8 @@ class TrainedVoice:
                 None if targets is None else targets.to(device),
                 alignments=start < manner.alignments,
             )
-            for i, (script, one) in enumerate(zip(batch, said, strict=True), start):
+            for i, (script, utterance) in enumerate(zip(batch, utterances, strict=True), start):
                 if script.id not in done:
-                    alignment = one.alignment if i < manner.alignments else None
-                    frames = one.frames if self.cmvn is None else self.cmvn.undo(one.frames)
-                    yield script, replace(one, frames=frames, alignment=alignment)
+                    alignment = utterance.alignment if i < manner.alignments else None
+                    frames = utterance.frames if self.cmvn is None else self.cmvn.undo(utterance.frames)
+                    yield script, replace(utterance, frames=frames, alignment=alignment)

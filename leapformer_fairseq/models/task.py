@@ -1,7 +1,7 @@
 """Changes to a fairseq task whose model is one of ours.
 
-`build_model` of each of our models calls `adapt` with its task. Only this object gets other methods; its class, and so
-every task of another model, stays as in fairseq.
+`build_model` of each of our models calls `adapt` with its task. Methods are replaced in this object only; its class,
+and so the tasks of other models, stay as in fairseq.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from . import lm_task, speech_task
 
 logger = logging.getLogger(__name__)
 
-# fairseq's tasks that our models are for, subclasses before their bases. Those derived from them, and others with the
-# same data, are not listed: nobody knows all that they can be used with.
+# fairseq's tasks that our models support, subclasses before their bases. A task that is not derived from one of them is
+# not rejected: our models may work with it.
 TASKS: dict[type, str] = {
     TextToSpeechTask: "text_to_speech",
     SpeechToTextTask: "speech_to_text",
@@ -45,22 +45,23 @@ TASKS: dict[type, str] = {
 
 
 def override(owner: Any, name: str, function: Callable[..., Any]) -> None:
-    """Make `function`, called with `owner` first, the method `name` of this object only.
+    """Replace the method `name` of this object, and of no other, by `function`, which gets `owner` as first argument.
 
-    `function` finds the method it replaces in `type(owner)`. A second call changes nothing; the object can be pickled.
+    `function` calls the method that it replaces as `type(owner).name`, so a second call changes nothing. The object
+    can still be pickled.
     """
     setattr(owner, name, partial(function, owner))
 
 
 def adapt(task: Any, args: Namespace, *served: str) -> None:
-    """Adapt a task to one of our models, which is described by `args` and made for the tasks named in `served`.
+    """Adapt a task to one of our models, whose options are `args` and which supports the tasks named in `served`.
 
-    No sentence is dropped from a batch, empty lines and unknown words are reported, prompts are read at once, and what
-    fairseq would silently skip or train on is rejected. A resumed training needs no file of a warm start. Raises
-    LeapformerError for a task that needs another model.
+    Afterwards, no sentence is dropped from a batch, empty lines and unknown words are reported, prompts are read in one
+    pass, data that fairseq would silently skip is rejected, and a resumed training needs no file of a warm start.
+    Raises LeapformerError for a task that needs another model.
     """
     if not isinstance(task, FairseqTask):
-        return  # a stand-in that only knows the dictionaries, as in benchmarks
+        return  # a stand-in with dictionaries and nothing else, as in benchmarks
     only_at_the_beginning(args)
     kind = next((name for base, name in TASKS.items() if isinstance(task, base)), None)
     if kind is not None and kind not in served:
@@ -80,29 +81,30 @@ def adapt(task: Any, args: Namespace, *served: str) -> None:
 
 
 def get_batch_iterator(task: FairseqTask, dataset: FairseqDataset, *args: Any, **kwargs: Any) -> Any:
-    """As in fairseq, with batches that leave nothing out, and that are the same in an interrupted training run.
+    """As in fairseq, but batches leave nothing out, and a resumed training run has the same ones.
 
-    fairseq creates them for the epoch that a process begins with, and keeps them: a resumed run would have others.
+    fairseq creates batches once, for the epoch in which the process starts: a resumed run would have others.
     """
     override(dataset, "batch_by_size", batch_by_size)
     epoch = kwargs.get("epoch", 1)
-    made_once = task.can_reuse_epoch_itr(dataset) and not (
+    cached = task.can_reuse_epoch_itr(dataset) and not (
         kwargs.get("disable_iterator_cache")
         or kwargs.get("update_epoch_batch_itr")
         or getattr(task.cfg, "rebuild_batches", False)
     )
-    if epoch == 1 or not made_once or dataset in task.dataset_to_epoch_iter:
+    if epoch == 1 or not cached or dataset in task.dataset_to_epoch_iter:
         return type(task).get_batch_iterator(task, dataset, *args, **kwargs)
-    found = type(task).get_batch_iterator(task, dataset, *args, **{**kwargs, "epoch": 1})
-    found.epoch = epoch
+    # The batches of the first epoch; the iterator shuffles them by its epoch.
+    iterator = type(task).get_batch_iterator(task, dataset, *args, **{**kwargs, "epoch": 1})
+    iterator.epoch = epoch
     dataset.set_epoch(epoch)
-    return found
+    return iterator
 
 
 def batch_by_size(dataset: FairseqDataset, indices: Any, *args: Any, **kwargs: Any) -> list[np.ndarray]:
-    """fairseq's batches, and the last one at any size.
+    """fairseq's batches, and one with the sentences that they leave out.
 
-    fairseq drops it unless its size is a multiple of `--required-batch-size-multiple`, by default 8.
+    fairseq drops the rest of a data set unless it is a multiple of `--required-batch-size-multiple`, by default 8.
     """
     indices = np.asarray(indices, dtype=np.int64)
     if not len(indices):
@@ -115,23 +117,24 @@ def batch_by_size(dataset: FairseqDataset, indices: Any, *args: Any, **kwargs: A
 def inference_step(
     task: TranslationTask, generator: Any, models: Any, sample: dict[str, Any], *args: Any, **kwargs: Any
 ) -> Any:
-    """As in fairseq, and an empty source has an empty translation, where a model would write words of its own."""
-    found = type(task).inference_step(task, generator, models, sample, *args, **kwargs)
+    """As in fairseq, but the translation of an empty source is empty; a model would make something up."""
+    translations = type(task).inference_step(task, generator, models, sample, *args, **kwargs)
     words, sources = task.source_dictionary, sample["net_input"]["src_tokens"]
-    read = sources.ne(words.pad()) & sources.ne(words.eos())
-    for number, hypotheses in enumerate(found):
-        if hypotheses and not read[number].any():
+    has_words = (sources.ne(words.pad()) & sources.ne(words.eos())).any(1)
+    for number, hypotheses in enumerate(translations):
+        if hypotheses and not has_words[number]:
             best = hypotheses[0]
             end = best["tokens"].new_tensor([task.target_dictionary.eos()])
             scores = torch.zeros_like(best["positional_scores"][:1])
-            found[number] = [{**best, "tokens": end, "score": scores[0], "positional_scores": scores, "alignment": []}]
-    return found
+            empty = {**best, "tokens": end, "score": scores[0], "positional_scores": scores, "alignment": []}
+            translations[number] = [empty]
+    return translations
 
 
 def get_interactive_tokens_and_lengths(
     task: FairseqTask, lines: list[str], encode_fn: Callable[[str], str]
 ) -> tuple[Any, Any]:
-    """As in fairseq, with a warning for lines that are empty, or contain words the model does not know."""
+    """As in fairseq, with a warning for lines that are empty or contain unknown words."""
     words = task.source_dictionary
     for line in lines:
         pieces = encode_fn(line).split()

@@ -1,4 +1,4 @@
-"""A trained model that another model learns from, and the loss of its training."""
+"""Loads a trained model that another model learns from, and the criterion of its training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Teacher(NamedTuple):
 
 
 def load_teacher(path: str, task: Any) -> Teacher:
-    """The model of a checkpoint, built for this task. Raises LeapformerError without a file, or for another vocabulary.
+    """Load a checkpoint's model, built for this task. Raises LeapformerError without a file or for another vocabulary.
 
     The file is loaded with PyTorch's protection on (`weights_only`, see `compat`).
     """

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from ..modules import IncrementalState, attentions, check_vocabulary, remember_vocabulary, swap_attention
 from ..support.errors import LeapformerError
-from .carry import CarryingEncoder, carried
-from .lengths import EncoderOut, PredictingEncoder, build_length_predictor, tell_length
+from .carry import CarryingEncoder, receiving_carry
+from .lengths import EncoderOut, PredictingEncoder, build_length_predictor, set_target_length
 from .prompts import Prompted
 
 
 class Encoder(PredictingEncoder, CarryingEncoder, TransformerEncoderBase):
-    """A transformer encoder whose attention follows the plan in `config`, and which may predict the target's length."""
+    """A transformer encoder with the attention plan in `config` and, optionally, a length predictor."""
 
     def __init__(self, config: TransformerConfig, dictionary: Any, embed_tokens: nn.Embedding) -> None:
         super().__init__(config, dictionary, embed_tokens)
@@ -30,7 +30,7 @@ class Encoder(PredictingEncoder, CarryingEncoder, TransformerEncoderBase):
 
 
 class Decoder(Prompted, TransformerDecoderBase):
-    """A transformer decoder whose attention follows the plan in `config`, and which can read many tokens at once."""
+    """A transformer decoder with the attention plan in `config` that can read many tokens in one pass."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Decoder(Prompted, TransformerDecoderBase):
     ) -> None:
         if config.cross_self_attention:
             raise LeapformerError(
-                "--cross-self-attention: one attention over source and target is not built; leave the flag out"
+                "--cross-self-attention: one attention over source and target is not supported; leave the flag out"
             )
         super().__init__(config, dictionary, embed_tokens, no_encoder_attn)
         remember_vocabulary(self, dictionary)
@@ -50,12 +50,12 @@ class Decoder(Prompted, TransformerDecoderBase):
         self.context = swap_attention(self, "decoder", config, length_known=length_known, target_length=target_length)
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
-        """None: every self-attention here is causal by construction, and a (T, T) mask would be quadratic."""
+        """Return no mask: self-attention is causal by construction, and a (T, T) mask would be quadratic."""
         return tensor.new_empty(0)
 
     def output_layer(self, features: Tensor) -> Tensor:
-        # Of a frozen model PyTorch multiplies features that are transposed, as here, sequence by sequence: half as fast
-        # on a CPU, and in bfloat16 a hundredth.
+        # Features are a transposed view here. Without gradients, PyTorch multiplies such tensors sequence by sequence:
+        # half as fast on a CPU, and a hundredth in bfloat16.
         return super().output_layer(features.contiguous())
 
     def extract_features_scriptable(
@@ -72,15 +72,15 @@ class Decoder(Prompted, TransformerDecoderBase):
                 "full_context_alignment: decoder self-attention is causal by construction and cannot look at later "
                 "tokens; leave it out"
             )
-        true_lengths = None
+        true_lengths = None  # which only a whole target shows
         if incremental_state is None and self.context.facts.knows_lengths:
             true_lengths = prev_output_tokens.ne(self.padding_idx).sum(1)
-        tell_length(self.context, encoder_out, true_lengths)
+        set_target_length(self.context, encoder_out, true_lengths)
         if incremental_state is not None:
-            found = self.ahead(prev_output_tokens, incremental_state)
-            if found is not None:
-                return found, {"attn": [None], "inner_states": []}
-        with carried(self.context, encoder_out):
+            features = self.prompt_output(prev_output_tokens, incremental_state)
+            if features is not None:
+                return features, {"attn": [None], "inner_states": []}
+        with receiving_carry(self.context, encoder_out):
             return super().extract_features_scriptable(
                 prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
             )
@@ -88,13 +88,14 @@ class Decoder(Prompted, TransformerDecoderBase):
     def read(
         self, tokens: Tensor, incremental_state: IncrementalState, encoder_out: EncoderOut | None = None
     ) -> Tensor:
-        """Features (B, T, C) of T tokens (B, T) in one pass, after what `incremental_state` has read before.
+        """Read tokens (B, T) in one pass and return their features (B, T, C).
 
-        Afterwards the state is at the last of them, as after T single steps (fairseq's own incremental decoding reads
-        one token per call). Position embeddings start from 1 again; tokens must not contain padding.
+        Continues from `incremental_state` and leaves it as after T single steps (fairseq's incremental decoding reads
+        one token per call). Position embeddings start with the first of these tokens. Raises LeapformerError for
+        padding.
         """
         if tokens.eq(self.padding_idx).any():
-            raise LeapformerError("tokens to read at once hold padding; cut them to their common length")
+            raise LeapformerError("tokens to read in one pass contain padding; cut them to their common length")
         x = self.embed_scale * self.embed_tokens(tokens)
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)
@@ -103,12 +104,12 @@ class Decoder(Prompted, TransformerDecoderBase):
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
         x = self.dropout_module(x).transpose(0, 1)
-        tell_length(self.context, encoder_out, None)
+        set_target_length(self.context, encoder_out, None)
         source, padding = None, None
         if encoder_out is not None:
             source = encoder_out["encoder_out"][0]
             padding = (encoder_out["encoder_padding_mask"] or [None])[0]
-        with carried(self.context, encoder_out):
+        with receiving_carry(self.context, encoder_out):
             for i in range(len(self.layers)):
                 x, _, _ = self.layers[i](x, source, padding, incremental_state)
         if self.layer_norm is not None:
@@ -121,10 +122,10 @@ class Decoder(Prompted, TransformerDecoderBase):
         return super().upgrade_state_dict_named(state_dict, name)
 
     def max_positions(self) -> int:
-        """The longest target that --max-target-positions, the position embeddings and the mechanisms allow."""
+        """The longest target, in tokens, that --max-target-positions, position embeddings and mechanisms allow."""
         return min(super().max_positions(), self.mechanism_limit())
 
     def mechanism_limit(self) -> int:
-        """The longest target that every mechanism supports."""
+        """The longest target, in tokens, that every mechanism supports."""
         limits = (attention.mechanism.capabilities.max_target for attention in attentions(self))
         return min((limit for limit in limits if limit is not None), default=sys.maxsize)

@@ -1,6 +1,6 @@
 """Text to speech: fairseq's TransformerTTS with any attention plan in its three blocks.
 
-Phonemes to log-mel frames, several per decoder step (Li et al., 2019, arXiv:1809.08895), as in the Modular Linearized
+It writes several log-mel frames per decoder step (Li et al., 2019, arXiv:1809.08895), as in the Modular Linearized
 Attention experiments.
 
 Shapes: B sentences, S phonemes, T decoder steps, F values per step (mel channels times frames).
@@ -33,7 +33,7 @@ from ..modules import (
     swap_attention,
 )
 from ..support.errors import LeapformerError
-from .carry import CarryingEncoder, carried
+from .carry import CarryingEncoder, receiving_carry
 from .lengths import (
     EncoderOut,
     PredictingEncoder,
@@ -41,15 +41,16 @@ from .lengths import (
     build_length_predictor,
     fill_length_args,
     predicted_length,
-    tell_length,
+    set_target_length,
 )
 from .task import adapt
 
 
 class TTSEncoder(PredictingEncoder, CarryingEncoder, TTSTransformerEncoder):
-    """fairseq's encoder of phonemes with swapped attention; padding is zeroed between its convolutions.
+    """fairseq's phoneme encoder with swapped attention, and with padding zeroed between its convolutions.
 
-    A sentence is therefore encoded the same alone and in a batch, except for the batch normalisation of training.
+    A sentence is therefore encoded the same alone and in a batch, except that batch normalisation in training depends
+    on the batch.
     """
 
     def __init__(self, args: Namespace, dictionary: Any, embed_speaker: nn.Embedding | None) -> None:
@@ -63,9 +64,10 @@ class TTSEncoder(PredictingEncoder, CarryingEncoder, TTSTransformerEncoder):
     def forward(
         self, src_tokens: Tensor, src_lengths: Tensor, speaker: Tensor | None = None, **unused: Any
     ) -> EncoderOut:
-        """Phonemes (B, S), padded on the right, to states (S, B, C)."""
+        """Encode phonemes (B, S), padded on the right: states (S, B, C)."""
         padding = src_tokens.eq(self.padding_idx)
         x = convolved(self.prenet, self.embed_tokens(src_tokens), ~padding)
+        # Position embeddings count the tokens that are not padding (index 1), so the mask serves as tokens.
         x = self.prenet_proj(x) + self.pos_emb_alpha * self.embed_positions(padding)
         x = self.dropout_module(x).transpose(0, 1)
         self.context.carry = None
@@ -92,9 +94,9 @@ class TTSEncoder(PredictingEncoder, CarryingEncoder, TTSTransformerEncoder):
 
 
 class TTSDecoder(TTSTransformerDecoder):
-    """fairseq's decoder of mel frames with swapped attention.
+    """fairseq's decoder of mel frames with swapped attention, and with padding zeroed between post-net convolutions.
 
-    Padding is zeroed between the convolutions of the post-net, so an utterance ends the same alone and in a batch.
+    The end of an utterance is therefore the same alone and in a batch.
     """
 
     def __init__(self, args: Namespace, dictionary: Any) -> None:
@@ -105,11 +107,12 @@ class TTSDecoder(TTSTransformerDecoder):
             self.guide()
 
     def guide(self) -> None:
-        """Hand the last layer's alignment to a loss that guides attention."""
+        """Return the last layer's alignment in training, for a loss that guides attention."""
+        # Weights take quadratic memory, so only the layer that the loss reads composes them.
         self.guided = self.transformer_layers[-1].encoder_attn.weights_in_training = True
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
-        """None: every self-attention here is causal by construction, and a (T, T) mask would be quadratic."""
+        """Return no mask: self-attention is causal by construction, and a (T, T) mask would be quadratic."""
         return tensor.new_empty(0)
 
     def extract_features(
@@ -121,11 +124,11 @@ class TTSDecoder(TTSTransformerDecoder):
         speaker: Tensor | None = None,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        tell_length(self.context, encoder_out, target_lengths if incremental_state is None else None)
-        with carried(self.context, encoder_out):
+        set_target_length(self.context, encoder_out, target_lengths if incremental_state is None else None)
+        with receiving_carry(self.context, encoder_out):
             x, extra = super().extract_features(prev_outputs, encoder_out, incremental_state, target_lengths, speaker)
         alignment = extra["attn"] if self.guided and incremental_state is None else None
-        if alignment is not None and encoder_out is not None:  # what the loss will see
+        if alignment is not None and encoder_out is not None:  # only for the loss: generation shows the weights
             extra["attn"] = spread(alignment, *encoder_out["encoder_padding_mask"])
         return x, extra
 
@@ -138,10 +141,10 @@ class TTSDecoder(TTSTransformerDecoder):
         speaker: Tensor | None = None,
         **unused: Any,
     ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """Frames after the post-net (B, T, F), logits of the end of speech (B, T, 1), and more.
+        """Return frames (B, T, F) after the post-net, logits of the end of speech (B, T, 1), and extra results.
 
-        While generating, each step is returned as it is before the post-net, which needs neighbouring frames: `refine`
-        the whole utterance at the end.
+        In generation, frames are those before the post-net, which needs neighbouring frames: call `refine` for the
+        whole utterance at the end.
         """
         x, extra = self.extract_features(prev_output_tokens, encoder_out, incremental_state, target_lengths, speaker)
         frames = self.feat_proj(x)
@@ -149,16 +152,16 @@ class TTSDecoder(TTSTransformerDecoder):
         return refined, self.eos_proj(x), {**extra, "feature_out": frames}
 
     def refine(self, frames: Tensor, lengths: Tensor) -> Tensor:
-        """Frames (B, T, F) of `lengths` (B,) after the post-net."""
+        """Apply the post-net to frames (B, T, F) with `lengths` (B,)."""
         return frames + convolved(self.postnet.convolutions, frames, ~lengths_to_padding_mask(lengths))
 
 
 def spread(alignment: Tensor, padding: Tensor | None = None) -> Tensor:
-    """An alignment (B, S, T) as shares of a frame's attention, which sum to 1: the rest is spread evenly.
+    """Turn attention weights (B, S, T) into shares that are not negative and sum to 1 over the source.
 
-    Weights of linear attention sum to less if a query matches no key, and those of the delta rule may be negative: the
-    loss that guides them would be lowest without any attention, or unbounded below. Therefore absolute weights are
-    used, and the rest goes evenly to all tokens. `padding` (B, S) is True at padding.
+    Weights of linear attention sum to less than 1 if a query matches no key, and those of the delta rule may be
+    negative: a loss that guides them would be lowest without any attention, or unbounded below. Therefore absolute
+    values are taken, and what is missing from 1 is spread evenly over all tokens. `padding` (B, S) is True at padding.
     """
     sizes = alignment.abs()
     total = sizes.sum(1, keepdim=True)
@@ -168,7 +171,7 @@ def spread(alignment: Tensor, padding: Tensor | None = None) -> Tensor:
 
 
 def convolved(layers: nn.ModuleList, x: Tensor, keep: Tensor) -> Tensor:
-    """(B, T, C) through convolutions that see zeros where `keep` (B, T) is False, as beyond the end."""
+    """Apply convolutions to x (B, T, C), each with zeros for input where `keep` (B, T) is False, as beyond the end."""
     mask = keep.unsqueeze(1).to(x.dtype)
     x = x.transpose(1, 2)
     for layer in layers:
@@ -190,7 +193,7 @@ class LeapformerTTSModel(OfAnyOrigin, TTSTransformerModel):
 
     @classmethod
     def build_model(cls, args: Namespace, task: Any) -> LeapformerTTSModel:
-        # What a preset or an older checkpoint left open.
+        # Fills what a preset or an older checkpoint left open.
         leapformer_tts(args)
         adapt(task, args, *cls.tasks)
         for name in ("encoder_conv_kernel_size", "postnet_conv_kernel_size"):
@@ -226,16 +229,16 @@ class LeapformerTTSModel(OfAnyOrigin, TTSTransformerModel):
         target_lengths: Tensor | None = None,
         **unused: Any,
     ) -> EncoderOut:
-        """The input of a generator, with the predicted length; `target_lengths` (B,) are for an oracle."""
+        """Encode for a generator, with the predicted length if there is a predictor; `target_lengths` (B,): oracle."""
         encoder_out = self.encoder(src_tokens, src_lengths, speaker=speaker)
         return self.encoder.with_length(encoder_out, src_tokens, target_lengths)
 
     def predicted_length(self, encoder_out: EncoderOut) -> Tensor | None:
-        """Decoder steps (B,) that attention assumes, if there is a predictor."""
+        """Decoder steps (B,) that attention assumes; None without a predictor."""
         return predicted_length(encoder_out)
 
     def compose_attention(self, wanted: bool) -> None:
-        """Whether generation outputs attention weights at every step: for alignments, at some cost."""
+        """Switch attention weights in generation on or off; they cost time at every step."""
         for attention in attentions(self.decoder):
             attention.compose_weights = wanted
 
@@ -244,7 +247,7 @@ class LeapformerTTSModel(OfAnyOrigin, TTSTransformerModel):
 def leapformer_tts(args: Namespace) -> None:
     """The MLA paper's size: 6 + 6 layers, 256 wide, feed-forward 1,024, 8 heads, 4 convolutions before and after.
 
-    The convolutions after are 512 wide, as in the vanilla model (fairseq's and Li et al.'s).
+    The convolutions after the decoder are 512 wide, as in fairseq and Li et al.
     """
     _set_sizes(args, layers=6, width=256, ffn=1024, heads=8, convolutions=4, postnet=512)
 

@@ -1,8 +1,8 @@
-"""Assign the words of a talk's translation to the reference segments.
+"""Assigns the words of a talk's translation to the reference segments.
 
-Soft alignment (SoftSegmenter; Polák et al., 2025, arXiv:2509.17349): the alignment of hypothesis and reference words
-that maximises the sum of the Jaccard similarities of their character sets; gaps cost nothing. mweralign (Matusov et
-al., 2005) minimises the edit distance, so only equal words attract each other.
+Soft alignment (SoftSegmenter; Polák et al., 2025, arXiv:2509.17349) maximises the sum of the Jaccard similarities of
+the character sets of aligned words; gaps cost nothing. mweralign (Matusov et al., 2005) minimises the edit distance, so
+only equal words attract each other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from ..support.errors import LeapformerError
 
 PUNCTUATION = frozenset(".!?,;:-()。！？，；：—（）ー")
-UNTOKENIZED = ("zh", "ja")  # languages whose words Moses does not cut
+UNTOKENIZED = ("zh", "ja")  # languages that Moses does not tokenize
 _LAST_COMMA = re.compile(r"\d")
 
 Tokenize = Callable[[str], list[str]]
@@ -25,12 +25,12 @@ Tokenize = Callable[[str], list[str]]
 def soft_segments(
     references: Sequence[Sequence[str]], units: Sequence[str], by_character: bool = False, lang: str | None = None
 ) -> list[int]:
-    """The segment of each unit, where `references` are the units of every segment of the recording, in order.
+    """Return the index of the segment of each unit; `references` has the units of every segment of the recording.
 
     Units are words, or characters (`by_character`), which are either equal or not. Words are compared without case, in
-    Unicode's NFKC form, and, with `lang`, as Moses tokens; the position of a word is that of its first token. A unit at
-    a gap is assigned with the reference words next to the gap, to the more similar side. Time is len(reference) *
-    len(units), memory a quarter of that in bytes.
+    Unicode's NFKC form, and with `lang` as Moses tokens; a word belongs to the segment of its first token. Units in a
+    gap join the reference word before or after the gap, whichever is more similar. Time is len(reference) * len(units),
+    memory a quarter of that in bytes.
     """
     tokenize = _tokenizer(lang)
     reference = [(token, i) for i, words in enumerate(references) for word in words for token in tokenize(_plain(word))]
@@ -38,45 +38,50 @@ def soft_segments(
     if not reference or not hypothesis:
         return [0] * len(units)
     similarity = _Similarity([token for token, _ in reference], [token for token, _ in hypothesis], by_character)
-    found: dict[int, int] = {}
-    for place, token in _settled(_aligned(similarity), similarity):
-        found.setdefault(hypothesis[token][1], reference[place][1])  # of the first token
-    return [found[j] for j in range(len(units))]
+    segments: dict[int, int] = {}
+    for place, token in _close_gaps(_align(similarity), similarity):
+        segments.setdefault(hypothesis[token][1], reference[place][1])  # of the unit's first token
+    return [segments[j] for j in range(len(units))]
 
 
 def mwer_segments(references: Sequence[str], units: Sequence[str], by_character: bool = False) -> list[int]:
-    """The segment of each unit by minimum edit distance, with the package mweralign.
+    """Return the index of the segment of each unit by minimum edit distance, computed by the package mweralign.
 
-    Raises LeapformerError if it is not installed.
+    Raises LeapformerError if it is not installed or its result does not fit.
     """
     try:
         from mweralign import mweralign
         from mweralign.segmenter import CJSegmenter
     except ImportError as error:
         raise LeapformerError(
-            "--segmenter mwer: the package mweralign is not installed; pip install 'leapformer-fairseq[live]', or take "
+            "--segmenter mwer: the package mweralign is not installed; pip install 'leapformer-fairseq[live]', or use "
             "--segmenter soft"
         ) from error
     if not units:
         return []
     if by_character:
-        cut = CJSegmenter()
-        sides = ["\n".join(" ".join(cut.encode(text)) for text in texts) for texts in (references, ["".join(units)])]
+        segmenter = CJSegmenter()
+        sides = [
+            "\n".join(" ".join(segmenter.encode(text)) for text in texts) for texts in (references, ["".join(units)])
+        ]
     else:
         sides = ["\n".join(references), " ".join(units)]
     lines = mweralign.align_texts(*sides).split("\n")
     counts = [len(line.replace(" ", "")) if by_character else len(line.split()) for line in lines]
-    found = [place for place, count in enumerate(counts) for _ in range(count)]
-    if len(lines) != len(references) or len(found) != len(units):
+    segments = [segment for segment, count in enumerate(counts) for _ in range(count)]
+    if len(lines) != len(references) or len(segments) != len(units):
         raise LeapformerError(
-            f"mweralign made {len(lines)} segments with {len(found)} units of {len(references)} with {len(units)}; "
-            "take --segmenter soft"
+            f"mweralign returned {len(lines)} segments with {len(segments)} units instead of {len(references)} with "
+            f"{len(units)}; use --segmenter soft"
         )
-    return found
+    return segments
 
 
 class _Similarity:
-    """Of reference tokens (rows) and hypothesis tokens (columns); of punctuation and anything else -inf."""
+    """Similarities of reference tokens (rows) and hypothesis tokens (columns); -inf between punctuation and words.
+
+    `values` has a row and a column per distinct token, so its size grows with the vocabulary and not with the talk.
+    """
 
     def __init__(self, reference: Sequence[str], hypothesis: Sequence[str], by_character: bool) -> None:
         row_of, column_of = ({token: i for i, token in enumerate(dict.fromkeys(x))} for x in (reference, hypothesis))
@@ -90,7 +95,7 @@ class _Similarity:
         self.values[marks[0][:, None] != marks[1]] = -np.inf
 
     def row(self, place: int) -> np.ndarray:
-        """Of one reference token and all of the hypothesis."""
+        """The similarities of a reference token and all hypothesis tokens."""
         return self.values[self.rows[place]][self.columns]
 
     def __call__(self, place: int, token: int) -> float:
@@ -98,29 +103,29 @@ class _Similarity:
 
 
 def _jaccard(rows: Sequence[str], columns: Sequence[str]) -> np.ndarray:
-    """|A & B| / |A | B| of the sets of characters of all pairs of words."""
+    """|A & B| / |A | B| of the character sets A and B of all pairs of words, (len(rows), len(columns))."""
     places = {character: i for i, character in enumerate(sorted(set("".join((*rows, *columns)))))}
 
     def sets(words: Sequence[str]) -> np.ndarray:
-        found = np.zeros((len(words), len(places)), np.float32)
+        membership = np.zeros((len(words), len(places)), np.float32)
         for i, word in enumerate(words):
-            found[i, [places[character] for character in word]] = 1
-        return found
+            membership[i, [places[character] for character in word]] = 1
+        return membership
 
     left, right = sets(rows), sets(columns)
     common = np.rint(left @ right.T).astype(float)
     return common / (left.sum(1)[:, None].astype(float) + right.sum(1) - common)
 
 
-def _aligned(similarity: _Similarity) -> list[tuple[int | None, int | None]]:
-    """Pairs of reference and hypothesis tokens, None at gaps, in order.
+def _align(similarity: _Similarity) -> list[tuple[int | None, int | None]]:
+    """Align the tokens: pairs of reference and hypothesis token, None at gaps, in order.
 
-    Needleman-Wunsch row by row: a row's running maximum is what an insertion adds. Of equal sums a match comes first,
-    then a reference token alone.
+    Needleman-Wunsch, vectorised over rows. Insertions cost nothing, so they are the running maximum of a row. Among
+    equal sums, a match is preferred, then a reference token alone.
     """
     n, m = len(similarity.rows), len(similarity.columns)
     row = np.zeros(m + 1)
-    matches, deletions = [], []  # a bit for each pair
+    matches, deletions = [], []  # how each cell was reached, packed to a bit each
     for place in range(n):
         match, delete = row[:-1] + similarity.row(place), row[1:]
         row = np.maximum.accumulate(np.concatenate([[0.0], np.maximum(match, delete)]))
@@ -146,8 +151,11 @@ def _bit(packed: np.ndarray, place: int) -> bool:
     return bool(packed[place >> 3] >> (7 - (place & 7)) & 1)
 
 
-def _settled(pairs: Sequence[tuple[int | None, int | None]], similarity: _Similarity) -> Iterator[tuple[int, int]]:
-    """Pairs of reference and hypothesis tokens, those at gaps with a neighbour of the gap."""
+def _close_gaps(pairs: Sequence[tuple[int | None, int | None]], similarity: _Similarity) -> Iterator[tuple[int, int]]:
+    """Pair every hypothesis token with a reference token, those in a gap with a neighbour of the gap.
+
+    From the first token of a gap that is more similar to the neighbour after it, all join that one.
+    """
     gap: list[int] = []
     before: int | None = None
     for place, token in (*pairs, (None, None)):
@@ -158,7 +166,7 @@ def _settled(pairs: Sequence[tuple[int | None, int | None]], similarity: _Simila
             if place is not None and (before is None or similarity(place, waiting) > similarity(before, waiting)):
                 yield from ((place, later) for later in gap[rank:])
                 break
-            assert before is not None  # there is a reference, on one side or the other
+            assert before is not None  # there are references, so at least one side has a neighbour
             yield before, waiting
         gap.clear()
         if place is not None:
@@ -172,7 +180,7 @@ def _plain(word: str) -> str:
 
 
 def _tokenizer(lang: str | None) -> Tokenize:
-    """Moses' for a language, or what leaves words whole."""
+    """Moses' tokenizer for a language; one that leaves words whole without a language or for Chinese and Japanese."""
     if lang is None or lang in UNTOKENIZED:
         return lambda word: [word]
     try:
@@ -187,7 +195,7 @@ def _tokenizer(lang: str | None) -> Tokenize:
     def tokenize(word: str) -> list[str]:
         tokens = moses.tokenize(word, escape=False, aggressive_dash_splits=True)
         if len(tokens) > 1 and tokens[-1] == "," and _LAST_COMMA.fullmatch(tokens[-2][-1]):
-            tokens[-2:] = [tokens[-2] + ","]  # the script that OmniSTEval runs leaves a number's last comma there
+            tokens[-2:] = [tokens[-2] + ","]  # as Moses' Perl script, which OmniSTEval runs: a comma stays at a number
         return tokens or [word]
 
     return tokenize

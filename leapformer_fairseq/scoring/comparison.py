@@ -1,7 +1,7 @@
-"""Comparison of several systems: collects the scores below a folder, as a table and as data.
+"""Compares systems of simultaneous translation: collects the scores below a folder, as data and as a table.
 
-`leapformer score --json` writes them to FOLDER/SYSTEM/k<K>/scores.json and FOLDER/SYSTEM/offline/scores.json; SYSTEM
-may be several folders deep, e.g. leap/tst-COMMON. The options of a run are in the nearest file `options` above.
+`leapformer score --json` writes scores to FOLDER/SYSTEM/k<K>/scores.json and FOLDER/SYSTEM/offline/scores.json; SYSTEM
+may be several folders deep, e.g. leap/tst-COMMON. The options of a run are in the nearest file `options` above it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..support.errors import LeapformerError
 from ..support.files import read_json
 from .names import run_title
 
-# column of the table -> where the value is in a row
+# column of the table -> key of the row
 COLUMNS = {
     "BLEU": "BLEU",
     "chrF": "chrF",
@@ -42,11 +42,10 @@ _FORMATS = {
 
 
 def collect(folder: str | Path) -> dict[str, Any]:
-    """{"systems": {name: {"title", "options", "rows"}}, "signatures"}; a row is one k, or offline, with its scores.
+    """Collect all scores: {"systems": {name: {"title", "options", "rows"}}, "signatures"}.
 
-    `name` is the folder of a system, `title` is what people call it; no two are the same.
-
-    Raises LeapformerError if nothing below the folder was scored, or scores are damaged.
+    `name` is the folder of a system, `title` a unique name for people; a row has the scores for one k, or offline.
+    Raises LeapformerError if nothing below the folder was scored, or if scores are damaged.
     """
     folder = Path(folder)
     systems: dict[str, Any] = {}
@@ -62,13 +61,13 @@ def collect(folder: str | Path) -> dict[str, Any]:
         raise LeapformerError(f"{folder} holds no scores; give the --out folder of a finished quickstart or recipe")
     titles = Counter(system["title"] for system in systems.values())
     for name, system in systems.items():
-        if titles[system["title"]] > 1:
+        if titles[system["title"]] > 1:  # a title leaves out most options
             system["title"] += f" ({name})"
     return {"systems": systems, "signatures": signatures}
 
 
 def _order(path: Path) -> tuple[str, float]:
-    """By system, then by k; offline comes last."""
+    """Sort key: by system, then by k; offline comes last."""
     lagging = re.fullmatch(r"k(\d+)", path.parent.name)
     return str(path.parent.parent), float(lagging[1]) if lagging else float("inf")
 
@@ -87,17 +86,17 @@ def _row(name: str, scores: dict[str, Any]) -> dict[str, Any]:
 
 
 def _threads(scores: dict[str, Any]) -> int | None:
-    """The threads of the run that was scored, as its log of computation or its signature says; None if neither does."""
+    """The threads of the scored run, from its log of computation or its signature; None if neither has them."""
     if logged := (scores["compute"] or {}).get("threads"):
         return int(logged)
-    found = re.search(r"\|threads:(\d+)", str((scores.get("model") or {}).get("signature")))
-    return int(found[1]) if found else None
+    match = re.search(r"\|threads:(\d+)", str((scores.get("model") or {}).get("signature")))
+    return int(match[1]) if match else None
 
 
 def table(comparison: dict[str, Any], style: str = "simple") -> str:
-    """One line per system and k; "github" is Markdown."""
+    """Format a comparison, one line per system and k; style "github" is Markdown."""
     rows = [(system["title"], row) for system in comparison["systems"].values() for row in system["rows"]]
-    optional = ("rare_recall", "YAAL", "AL_CA", "compute", "without_prenet", "perplexity")  # not every run has them
+    optional = ("rare_recall", "YAAL", "AL_CA", "compute", "without_prenet", "perplexity")  # shown if any run has them
     columns = {
         title: key for title, key in COLUMNS.items() if key not in optional or any(row.get(key) for _, row in rows)
     }

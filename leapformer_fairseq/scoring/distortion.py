@@ -1,6 +1,6 @@
-"""Distance of synthesised speech from a recording of the same text: mel cepstral and mel spectral distortion.
+"""Mel cepstral and mel spectral distortion (MCD, MSD) of synthesised speech from a recording of the same text.
 
-The frames of both are aligned by dynamic time warping, and the distances along the path are summed (Weiss et al. 2021,
+Frames are aligned by dynamic time warping (DTW), and the distances along the path are summed (Weiss et al., 2021,
 arXiv:2011.03568). Features and distances are those of fairseq's evaluation of speech synthesis: windows of 50 ms every
 12.5 ms, 80 mel channels, 13 cepstral coefficients.
 """
@@ -17,14 +17,14 @@ from ..runtime.acoustics.mel import MelConfig, stft
 
 CEPSTRA = 13
 CHANNELS = 80
-OFFSET = 1e-6  # added to the power in a mel channel before its logarithm
+OFFSET = 1e-6  # added to the power in a mel channel before the logarithm
 
 
 @dataclass(frozen=True)
 class Distortion:
-    """The summed distances of frames along the alignment path, and the lengths of path and speech, in frames.
+    """The sum of the distances along the alignment path, and the lengths of path and speech, in frames.
 
-    The sum of several distortions is that of a corpus.
+    Distortions of sentences add up to the distortion of a corpus.
     """
 
     total: float = 0.0
@@ -52,34 +52,34 @@ class Distortion:
 
     @property
     def per_reference_frame(self) -> float:
-        """Also decreases for speech that is too short, because there is less to sum."""
+        """The usual score. It also decreases if speech is too short, because there is less to sum."""
         return self.total / self.reference_frames
 
     @property
     def per_aligned_frame(self) -> float:
-        """The mean distance of two aligned frames."""
+        """The mean distance of aligned frames."""
         return self.total / self.aligned
 
 
 def mcd(reference: np.ndarray, synthesised: np.ndarray, sample_rate: int) -> Distortion:
-    """Mel cepstral distortion of two waveforms, (T,) each, with samples in [-1, 1]."""
+    """Mel cepstral distortion of waveforms (T,) and (T',) with samples in [-1, 1]."""
     return distance(cepstra(log_spectrum(reference, sample_rate)), cepstra(log_spectrum(synthesised, sample_rate)))
 
 
 def msd(reference: np.ndarray, synthesised: np.ndarray, sample_rate: int) -> Distortion:
-    """Mel spectral distortion of two waveforms, (T,) each, with samples in [-1, 1]."""
+    """Mel spectral distortion of waveforms (T,) and (T',) with samples in [-1, 1]."""
     return distance(log_spectrum(reference, sample_rate), log_spectrum(synthesised, sample_rate))
 
 
 def log_spectrum(samples: np.ndarray, sample_rate: int) -> np.ndarray:
-    """Log power in mel channels of a waveform (T,): (frames, 80), as in torchaudio's MFCC with log_mels=True."""
-    window, hop = int(0.05 * sample_rate), int(0.0125 * sample_rate)
+    """Log power in mel channels, (frames, 80), of a waveform (T,), as in torchaudio's MFCC with log_mels=True."""
+    window, hop = int(0.05 * sample_rate), int(0.0125 * sample_rate)  # as fairseq: cut off, not rounded
     config = MelConfig(sample_rate, window, window, hop, CHANNELS, 20.0, sample_rate / 2)
     return np.log(np.abs(stft(samples, config)) ** 2 @ config.filters("htk").T + OFFSET)
 
 
 def cepstra(log_spectrum: np.ndarray) -> np.ndarray:
-    """The first 13 coefficients, (frames, 13), of the orthonormal DCT-II of a log spectrum (frames, 80)."""
+    """The first 13 coefficients of the orthonormal DCT-II of a log spectrum (frames, 80): (frames, 13)."""
     channels = log_spectrum.shape[1]
     basis = np.cos(np.pi / channels * (np.arange(channels) + 0.5)[:, None] * np.arange(CEPSTRA))
     basis *= math.sqrt(2 / channels)
@@ -88,21 +88,21 @@ def cepstra(log_spectrum: np.ndarray) -> np.ndarray:
 
 
 def distance(reference: np.ndarray, synthesised: np.ndarray) -> Distortion:
-    """The distortion between features, (frames, K) each: the distance of two frames is sqrt(mean over K (c - c')^2)."""
+    """The distortion of features (M, K) and (N, K), with sqrt(mean over K of (c - c')^2) as distance of two frames."""
     total, aligned = warp(cdist(reference, synthesised) / math.sqrt(reference.shape[1]))
     return Distortion(total, len(reference), len(synthesised), aligned)
 
 
 def warp(costs: np.ndarray) -> tuple[float, int]:
-    """The sum of `costs` (M, N) along the cheapest path from corner to corner, and its length; exact, without bounds.
+    """DTW without a window: the sum of `costs` (M, N) along the cheapest path from corner to corner, and its length.
 
-    A step goes one down, one right, or both. If several paths are cheapest, the shortest is used. M + N - 1 vector
-    operations: all cells of an anti-diagonal depend only on the two before it.
+    A step goes one down, one right, or both. Among the cheapest paths, the shortest is used. M + N - 1 vector
+    operations: the cells of an anti-diagonal depend only on the two before it.
     """
     rows, columns = costs.shape
-    # Sums and lengths at the rows of an anti-diagonal, row i at place i + 1, so that the row above always has a place.
+    # (sum, length) at the cells of the last two anti-diagonals; row i is at i + 1, so that row 0 has one above it.
     before, last = np.full((2, 2, rows + 1), np.inf)
-    before[:, 0] = 0  # where every path comes from
+    before[:, 0] = 0  # the start of every path
     for offset in range(rows + columns - 1):
         low, high = max(0, offset - columns + 1), min(rows, offset + 1)
         here = np.arange(low, high)

@@ -1,4 +1,4 @@
-"""Scores of fairseq-generate's output on detokenised text."""
+"""Scores the detokenised output of fairseq-generate."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .quality import quality
 
 
 def read_hypotheses(paths: Sequence[str | Path]) -> dict[int, str]:
-    """Best detokenised hypothesis by sample number, from the D- lines of one generate-*.txt, or of one for each shard.
+    """The best hypothesis by sample number, from the D- lines of a generate-*.txt, or of one for each shard.
 
-    Raises LeapformerError if a file is missing or holds no translations, or if two of them have the same sentence.
+    Raises LeapformerError if a file is missing or holds no translations, or if two files have the same sentence.
     """
     hypotheses: dict[int, str] = {}
     for path in map(Path, paths):
@@ -25,25 +25,25 @@ def read_hypotheses(paths: Sequence[str | Path]) -> dict[int, str]:
                 f"{path} is the folder of a simulation, which has its references; leave --references out"
             )
         if path.is_dir():
-            found = sorted(one.name for one in path.glob("generate-*.txt"))
+            names = sorted(file.name for file in path.glob("generate-*.txt"))
             raise LeapformerError(
-                f"{path} is a folder; give a generate-*.txt in it, it has {', '.join(found) or 'none'}"
+                f"{path} is a folder; give a generate-*.txt in it, it has {', '.join(names) or 'none'}"
             )
         if not path.is_file():
             raise LeapformerError(
                 f"no generation output {path}; run `leapformer generate ... --results-path {path.parent}`"
             )
-        own: dict[int, str] = {}
+        shard: dict[int, str] = {}
         for number, line in enumerate(read_lines(path), 1):
             if line.startswith("D-"):
                 name, *_, text = fields = line.split("\t", 2)
                 if len(fields) < 3 or not name[2:].isdecimal():
                     raise LeapformerError(f"{path}, line {number}, is cut off; generate it again")
-                own.setdefault(int(name[2:]), text)
-        twice = sorted(own.keys() & hypotheses.keys())
+                shard.setdefault(int(name[2:]), text)  # the first of --nbest is the best
+        twice = sorted(shard.keys() & hypotheses.keys())
         if twice:
             raise LeapformerError(f"{path} has sentence {twice[0]} again; give each shard (--shard-id) once")
-        hypotheses |= own
+        hypotheses |= shard
     if not hypotheses:
         raise LeapformerError(
             f"{', '.join(map(str, paths))} holds no translations (lines D-...); give what `leapformer generate` wrote"
@@ -52,18 +52,18 @@ def read_hypotheses(paths: Sequence[str | Path]) -> dict[int, str]:
 
 
 def read_references(path: str | Path) -> list[str]:
-    """The references, one a line. Raises LeapformerError for a file that cannot be read, or is empty."""
+    """Read references, one per line. Raises LeapformerError if the file cannot be read or is empty."""
     references = list(read_lines(path, "--references"))
     if not references:
-        raise LeapformerError(f"--references {path} is empty; give a reference a line")
+        raise LeapformerError(f"--references {path} is empty; give one reference per line")
     return references
 
 
 def aligned_hypotheses(paths: Sequence[str | Path], references: Sequence[str]) -> list[str]:
     """The hypotheses in the order of the references.
 
-    Raises LeapformerError if there are more sentences than references, which would be scored in part, or fewer: for
-    models other than ours, fairseq drops the last batch unless `--required-batch-size-multiple 1` was given.
+    Raises LeapformerError unless there is exactly one for each reference. For models other than ours, fairseq drops the
+    last batch unless `--required-batch-size-multiple 1` is given.
     """
     hypotheses = read_hypotheses(paths)
     last = max(hypotheses, default=-1)
@@ -85,11 +85,10 @@ def aligned_hypotheses(paths: Sequence[str | Path], references: Sequence[str]) -
 def score_generation(
     paths: Sequence[str | Path], references: str | Path, tokenize: str = "13a", training: str | Path | None = None
 ) -> dict[str, Any]:
-    """BLEU and chrF of generated text, of all its shards, against one reference per line, with signatures and marks.
+    """Score all shards of generated text against one reference per line; keys as in `report.score_run`.
 
-    `training`: a text that the model was trained on, for the recall of rare words, too.
-
-    Raises LeapformerError if a sentence is missing.
+    `training` is a text that the model was trained on; with it, the recall of rare words is measured, too. Raises
+    LeapformerError if a sentence is missing.
     """
     lines = read_references(references)
     predictions = aligned_hypotheses(paths, lines)

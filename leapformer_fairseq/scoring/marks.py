@@ -1,26 +1,26 @@
-"""Warnings that scores alone do not give: signs of a failing system, one line each."""
+"""Warnings beside the scores: signs of a failing system, one line each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-DEGENERATE = 20.0  # per cent, see `latency.simultaneity`
-SHORT, LONG = 0.8, 1.2  # characters of the hypotheses for each of the references
+DEGENERATE = 20.0  # per cent; see DSPTV in `latency.simultaneity`
+SHORT, LONG = 0.8, 1.2  # limits of `length_ratio`
 
 
 def length_ratio(predictions: Sequence[str], references: Sequence[str]) -> float | None:
-    """Characters of all hypotheses divided by those of all references, without spaces; None for empty references.
+    """Characters of all predictions divided by those of all references, without spaces; None for empty references.
 
-    Characters, because a model may repeat itself within a word, and because not all languages have spaces.
+    Characters and not words, because a model may repeat itself within a word, and not all languages have spaces.
     """
     written, wanted = (sum(len("".join(text.split())) for text in texts) for texts in (predictions, references))
     return written / wanted if wanted else None
 
 
 def below_twins(means: Mapping[str, float]) -> list[str]:
-    """A line for each latency with computation (`_CA`) that is below the same latency without, which no delay explains.
+    """Explain each latency with computation (`_CA`) that is below the same one without, which looks impossible.
 
-    `means` are latencies in ms by name, as `report.score_run` and `talk_report.score_pieces` have them.
+    `means` are latencies in ms by name, as in `report.score_run` and `talk_report.score_pieces`.
     """
     twins = {name: name.partition("_CA")[0] for name in means if "_CA" in name}
     return [
@@ -34,23 +34,22 @@ def below_twins(means: Mapping[str, float]) -> list[str]:
 def marks(
     lengths: float | None, lagging: float | None = None, shares: Mapping[str, float] | None = None, name: str = "AL"
 ) -> list[str]:
-    """Lines about a `length_ratio`, a latency in ms called `name`, and the result of `latency.simultaneity`.
-
-    None if there is nothing to report.
-    """
-    found = []
+    """Warnings about a `length_ratio`, a latency in ms called `name`, and the result of `latency.simultaneity`."""
+    warnings = []
     if shares and abs(shares["DSPTV"]) > DEGENERATE:
-        found.append(
+        warnings.append(
             f"degenerate policy: {shares['SWF']:.0f} % of the units came before the end of the source, and "
             f"{shares['EFSW']:.0f} % would if all lagged by YAAL, so YAAL says little"
         )
     if lagging is not None and lagging < 0:
-        found.append(
+        warnings.append(
             f"negative {name}: hypotheses run ahead of the speech, words are due before they are said; raise the "
             "pre-decision ratio, in training, too"
         )
     if lengths is not None and lengths > LONG:
-        found.append(f"too long: {lengths:.2f} characters for each of the references: repetition, or what was not said")
+        warnings.append(
+            f"too long: {lengths:.2f} characters for each of the references: repetition, or what was not said"
+        )
     if lengths is not None and lengths < SHORT:
-        found.append(f"too short: {lengths:.2f} characters for each of the references; sentences end too early")
-    return found
+        warnings.append(f"too short: {lengths:.2f} characters for each of the references; sentences end too early")
+    return warnings

@@ -1,4 +1,4 @@
-"""What reports call a system: `gated LeaPformer, encoder in chunks` instead of `gated-leap:encoder-chunk-ms=280`."""
+"""Human names of systems: `gated LeaPformer, encoder in chunks` instead of `gated-leap:encoder-chunk-ms=280`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _WHOLE, _CHUNKS, _CAUSAL = "encoder sees the whole source", "encoder in chunks",
 
 
 def attention_title(text: str, chunk_length: bool = False) -> str:
-    """A name for a plan with its options, as in `--attention`; with `chunk_length`, also how long chunks are."""
+    """Name a plan with its options, as given to `--attention`; `chunk_length` adds the duration of chunks."""
     plan, *options = text.split(":")
-    given = [MECHANISMS.get(name, name) for name in plan.split("/")]
-    given = given[:1] if len(set(given)) == 1 else given
+    mechanisms = [MECHANISMS.get(name, name) for name in plan.split("/")]
+    mechanisms = mechanisms[:1] if len(set(mechanisms)) == 1 else mechanisms
     encoder, others = _WHOLE, []
     for option in options:
         name, _, value = option.partition("=")
@@ -32,11 +32,11 @@ def attention_title(text: str, chunk_length: bool = False) -> str:
             encoder = _CAUSAL
         else:
             others.append(" ".join(filter(None, (name.replace("-", " "), value))))
-    return ", ".join([" / ".join(given), encoder, *others])
+    return ", ".join([" / ".join(mechanisms), encoder, *others])
 
 
 def run_title(name: str, options: str) -> str:
-    """A name for the run in the folder `name` with these options: plan, training k, a seed other than 1, test set."""
+    """Name the run in the folder `name` with these options: plan, training k, a seed other than 1, test set."""
     words = dict(re.findall(r"--([\w-]+)[ =]([^\s-]\S*)", options))
     plan = words.get("attention")
     if plan is None:

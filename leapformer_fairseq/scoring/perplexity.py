@@ -1,4 +1,4 @@
-"""The result of fairseq-eval-lm, checked because it silently skips text."""
+"""Reads the result of fairseq-eval-lm, and checks it because the command silently skips text."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _RESULT = re.compile(r"Loss \(base 2\): (\S+), Perplexity: (\S+)")
 
 
 def score_evaluation(log: str | Path, tokens: int) -> dict[str, Any]:
-    """Perplexity, and bits per token, from the output of fairseq-eval-lm for a text of `tokens` words and line ends.
+    """Read perplexity and bits per token from the output of fairseq-eval-lm; keys as in `report.score_run`.
 
-    If there are several evaluations, the last one counts. Raises LeapformerError if it did not finish, if it left out
-    tokens or if the perplexity is not a number.
+    `tokens` is the number of words and line ends of the text. Of several evaluations, the last one counts. Raises
+    LeapformerError if it did not finish, left out tokens, or has a perplexity that is not finite.
     """
     path = Path(log)
     if not path.is_file():
@@ -25,7 +25,7 @@ def score_evaluation(log: str | Path, tokens: int) -> dict[str, Any]:
     text = path.read_text(encoding="utf-8", errors="replace")
     counts, results = _TOKENS.findall(text), _RESULT.findall(text)
     if not counts or not results:
-        raise LeapformerError(f"{path} holds no perplexity; did `leapformer eval-lm` come to its end?")
+        raise LeapformerError(f"{path} holds no perplexity; did `leapformer eval-lm` finish?")
     evaluated = int(counts[-1].replace(",", ""))
     if evaluated != tokens:
         raise LeapformerError(
@@ -34,7 +34,7 @@ def score_evaluation(log: str | Path, tokens: int) -> dict[str, Any]:
         )
     bits, perplexity = (float(value) for value in results[-1])
     if not math.isfinite(perplexity):
-        raise LeapformerError(f"{path}: the perplexity is {perplexity}; the training did not work, see its log")
+        raise LeapformerError(f"{path}: the perplexity is {perplexity}; the training failed, see its log")
     return {
         "scores": {"perplexity": perplexity, "bits": bits},
         "signatures": {"perplexity": "unit:token|line ends:predicted|tool:fairseq-eval-lm"},

@@ -1,7 +1,7 @@
-"""The translation of a talk, cut into a piece for each reference segment.
+"""Cuts the translation of a talk into a piece for each reference segment.
 
 Pieces are stored in OmniSTEval's format instances.resegmented.jsonl: times are in milliseconds from the start of the
-segment, so words before it have negative ones.
+segment, so words written before it have negative times.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ _HINT = "is it OmniSTEval's instances.resegmented.jsonl?"
 
 @dataclass(frozen=True)
 class Piece:
-    """The text written for a segment, with all times in ms from its start.
+    """The text written for a segment; all times are in milliseconds from the segment's start.
 
-    `instance` has the segment's duration as `source_length`. `place`: indices of the recording and of the segment in
-    it, from 0. `end`: of the recording's last segment. `aware`: as in `Talk`.
+    instance: the text, its reference and its delays; `source_length` is the duration of the segment.
+    place:    indices, from 0, of the recording, and of the segment in it.
+    end:      when the recording's last segment ends.
+    aware:    times with computation, as in `Talk`.
     """
 
     instance: Instance
@@ -46,17 +48,17 @@ def cut(
     segmenter: str = "soft",
     lang: str | None = None,
 ) -> list[Piece]:
-    """A piece for each segment, in order; every unit of a talk is in one of them, in the order of the talk.
+    """Cut talks into a piece for each segment, in order; every unit of a talk belongs to one piece.
 
-    With `lang`, words are split into Moses tokens before they are compared, for the soft segmenter only. Raises
-    LeapformerError for a talk of an unknown recording, two talks of one recording, and recordings without a talk.
+    With `lang`, the soft segmenter compares Moses tokens instead of words. Raises LeapformerError for a talk of an
+    unknown recording, two talks of one recording, and recordings without a talk.
     """
-    own = _by_recording(talks, segments)
+    talk_of = _by_recording(talks, segments)
     pieces: list[Piece] = []
     for number, (recording, parts) in enumerate(by_recording(segments)):
-        talk = own[recording]
-        places = _align([part.reference for part in parts], talk.units, unit, segmenter, lang)
-        counts = Counter(places)
+        talk = talk_of[recording]
+        counts = Counter(_align([part.reference for part in parts], talk.units, unit, segmenter, lang))
+        # The alignment is monotonic, so the number of units per segment gives consecutive slices.
         end, start = max(part.end for part in parts), 0
         for rank, part in enumerate(parts):
             stop = start + counts[rank]
@@ -66,37 +68,37 @@ def cut(
 
 
 def write_pieces(path: str | Path, pieces: Sequence[Piece]) -> None:
-    """Write the pieces, with computation as it was logged. Raises LeapformerError if this fails."""
-    write_text(path, "".join(json.dumps(_entry(one), ensure_ascii=False) + "\n" for one in pieces), "--resegmented")
+    """Write pieces, with the times of computation that were logged. Raises LeapformerError if this fails."""
+    write_text(path, "".join(json.dumps(_entry(piece), ensure_ascii=False) + "\n" for piece in pieces), "--resegmented")
 
 
 def read_pieces(path: Path, unit: str = "word") -> list[Piece]:
-    """The pieces in such a file. Raises LeapformerError for a damaged file, and one that counts in another unit."""
+    """Read a file of pieces. Raises LeapformerError if it is damaged or counts in another unit."""
     return [_read(entry, place, rank, unit) for rank, (place, entry) in enumerate(jsonl.read_objects(path))]
 
 
 def _by_recording(talks: Sequence[Talk], segments: Sequence[Segment]) -> dict[str, Talk]:
-    recordings = list(dict.fromkeys(one.recording for one in segments))
-    own: dict[str, Talk] = {}
+    recordings = list(dict.fromkeys(segment.recording for segment in segments))
+    talk_of: dict[str, Talk] = {}
     for talk in talks:
         recording = find_recording(talk.recording, recordings)
         if recording is None:
             raise LeapformerError(
-                f"{talk.place}: --segments has not one recording {talk.recording}, but {', '.join(recordings):.80}; "
-                "give the segments of these talks"
+                f"{talk.place}: --segments has no recording, or several, called {talk.recording}; it has "
+                f"{', '.join(recordings):.80}; give the segments of these talks"
             )
-        if recording in own:
+        if recording in talk_of:
             raise LeapformerError(
-                f"{talk.place}: {recording} was read at {own[recording].place} already; give each talk once"
+                f"{talk.place}: {recording} was read at {talk_of[recording].place} already; give each talk once"
             )
-        own[recording] = talk
-    missing = [recording for recording in recordings if recording not in own]
+        talk_of[recording] = talk
+    missing = [recording for recording in recordings if recording not in talk_of]
     if missing:
         raise LeapformerError(
             f"no log has {missing[0]}, a recording of --segments ({len(missing)} of {len(recordings)} are missing); "
             "give the logs of all talks"
         )
-    return own
+    return talk_of
 
 
 def _align(references: Sequence[str], units: Sequence[str], unit: str, segmenter: str, lang: str | None) -> list[int]:
@@ -107,32 +109,32 @@ def _align(references: Sequence[str], units: Sequence[str], unit: str, segmenter
 
 
 def _piece(
-    talk: Talk, which: slice, segment: Segment, end: float, index: int, place: tuple[int, int], unit: str
+    talk: Talk, part: slice, segment: Segment, end: float, index: int, place: tuple[int, int], unit: str
 ) -> Piece:
     def relative(times: Sequence[float]) -> tuple[float, ...]:
-        return tuple(moment - segment.offset for moment in times[which])
+        return tuple(moment - segment.offset for moment in times[part])
 
     delays, aware = relative(talk.delays), {way: relative(times) for way, times in talk.aware.items()}
-    text = join(talk.units[which], unit)
+    text = join(talk.units[part], unit)
     instance = Instance(index, text, segment.reference, delays, aware.get(LOGGED, delays), segment.duration)
     return Piece(instance, place, end - segment.offset, aware)
 
 
 def _entry(piece: Piece) -> dict[str, Any]:
-    one = piece.instance
+    instance = piece.instance
     times = {
-        "emission_cu": one.delays,
+        "emission_cu": instance.delays,
         **({"emission_ca": piece.aware[LOGGED]} if LOGGED in piece.aware else {}),
         "time_to_recording_end": piece.end,
     }
     return {
-        "index": one.index,
+        "index": instance.index,
         "docid": piece.place[0],
         "segid": piece.place[1],
-        "prediction": one.prediction,
-        "reference": one.reference,
-        "source_length": one.source_length,
-        **(times if one.delays else {}),
+        "prediction": instance.prediction,
+        "reference": instance.reference,
+        "source_length": instance.source_length,
+        **(times if instance.delays else {}),  # without output, there are none
     }
 
 

@@ -1,4 +1,4 @@
-"""Translation quality, mostly with sacreBLEU; each score has a signature, which makes it comparable."""
+"""Translation quality, mostly with sacreBLEU; each score has a signature that says how it was computed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sacrebleu.metrics.chrf import CHRF
 from ..support.errors import LeapformerError
 from ..support.lines import read_lines
 
-SEED = 12345  # of resampling, sacreBLEU's
-FREQUENT = 100  # words of the training text that a model writes whether they were said or not
+SEED = 12345  # sacreBLEU's seed for resampling
+FREQUENT = 100  # most frequent words of the training text, which a model may write whether they were said or not
 
 
 @dataclass(frozen=True)
 class QualityScore:
-    """A corpus score from 0 to 100, its sacreBLEU signature, and the same score for each sentence.
+    """A corpus score from 0 to 100, its signature, and the same score for each sentence.
 
-    `interval`: half of its 95 % interval by bootstrap resampling of the sentences (Koehn, 2004), if requested.
+    `interval` is half of the 95 % interval by bootstrap resampling of the sentences (Koehn, 2004), if requested.
     """
 
     name: str
@@ -36,7 +36,7 @@ class QualityScore:
 def quality(
     predictions: Sequence[str], references: Sequence[str], tokenize: str = "13a", training: str | Path | None = None
 ) -> tuple[QualityScore, ...]:
-    """BLEU, chrF and, with a text that the model was trained on, the recall of rare words.
+    """BLEU, chrF and, if `training` names a text that the model was trained on, the recall of rare words.
 
     Raises LeapformerError for a tokenizer that cannot be used, or a text that cannot be read.
     """
@@ -49,11 +49,11 @@ def quality(
 def bleu(
     predictions: Sequence[str], references: Sequence[str], tokenize: str = "13a", samples: int = 0
 ) -> QualityScore:
-    """Corpus BLEU (Papineni et al. 2002; Post 2018, arXiv 1804.08771) of detokenised text, one reference each.
+    """Corpus BLEU of detokenised text, with one reference each (Papineni et al., 2002; Post, 2018, arXiv:1804.08771).
 
     `tokenize`: 13a for languages with spaces, zh for Chinese, ja-mecab for Japanese. Sentence scores use the effective
-    order (n-grams longer than the sentence do not count). `samples`: number of resamples for the interval, 0 for none.
-    Raises LeapformerError for a tokenizer that is unknown or not installed.
+    order: n-grams longer than the sentence do not count. `samples` is the number of resamples for the interval, 0 for
+    none. Raises LeapformerError for a tokenizer that is unknown or not installed.
     """
     corpus, sentence = _bleu(tokenize), _bleu(tokenize, effective_order=True)
     return _score("BLEU", corpus, sentence, predictions, references, samples)
@@ -70,35 +70,37 @@ def _bleu(tokenize: str, effective_order: bool = False, lowercase: bool = False)
 
 
 def chrf(predictions: Sequence[str], references: Sequence[str], samples: int = 0) -> QualityScore:
-    """Corpus chrF2 (Popović 2015, W15-3049): F-score of character n-grams, independent of any tokenizer."""
+    """Corpus chrF2 (Popović, 2015, W15-3049): the F-score of character n-grams, independent of any tokenizer."""
     return _score("chrF", CHRF(), CHRF(), predictions, references, samples)
 
 
 def rare_recall(
     predictions: Sequence[str], references: Sequence[str], training: Iterable[str], tokenize: str = "13a"
 ) -> QualityScore:
-    """Of 100 words of the references that are not among the `FREQUENT` words of a training text, how many were found.
+    """Recall of rare words: the percentage of them in the references that the prediction of the same sentence has, too.
 
-    A word is found as often as the translation of its sentence has it. Words are in lower case, as the tokenizer cuts
-    them. A model that writes fluent sentences about something else gets BLEU for frequent words, and nothing here. A
-    sentence without such words has 100.
+    A word is rare unless it is among the `FREQUENT` most frequent ones of the training text; words are lower-case, as
+    cut by the tokenizer. A model that writes fluent sentences about something else gets some BLEU for frequent words,
+    but nothing here. A sentence without rare words has 100.
     """
+    # Private, but sacreBLEU has no other access to its tokenisation and case folding.
     prepare = _bleu(tokenize, lowercase=True)._preprocess_segment
 
     def words(text: str) -> list[str]:
         return str(prepare(text)).split()
 
     frequent = {word for word, _ in Counter(chain.from_iterable(map(words, training))).most_common(FREQUENT)}
-    found, wanted = list[int](), list[int]()
-    for said, reference in zip(predictions, references, strict=True):
-        prediction = Counter(words(said))
+    recalled, totals = list[int](), list[int]()
+    for prediction, reference in zip(predictions, references, strict=True):
+        predicted = Counter(words(prediction))
         rare = {word: count for word, count in Counter(words(reference)).items() if word not in frequent}
-        wanted.append(sum(rare.values()))
-        found.append(sum(min(count, prediction[word]) for word, count in rare.items()))
-    per_sentence = tuple(100 * one / all if all else 100.0 for one, all in zip(found, wanted, strict=True))
-    value = 100 * sum(found) / max(1, sum(wanted))
+        totals.append(sum(rare.values()))
+        recalled.append(sum(min(count, predicted[word]) for word, count in rare.items()))
+    shares = zip(recalled, totals, strict=True)
+    per_sentence = tuple(100 * count / total if total else 100.0 for count, total in shares)
+    value = 100 * sum(recalled) / max(1, sum(totals))
     return QualityScore(
-        "rare_recall", value, f"frequent:{FREQUENT}|case:lc|tok:{tokenize}|words:{sum(wanted)}", per_sentence
+        "rare_recall", value, f"frequent:{FREQUENT}|case:lc|tok:{tokenize}|words:{sum(totals)}", per_sentence
     )
 
 
@@ -120,9 +122,9 @@ def _score(
 
 
 def _interval(metric: BLEU | CHRF, predictions: Sequence[str], references: Sequence[str], samples: int) -> float:
-    """Half of the 95 % interval as of `sacrebleu --confidence`, with its seed.
+    """Half of the 95 % interval, as `sacrebleu --confidence` computes it, with its seed.
 
-    sacreBLEU's own fails where chrF of a resample is 0, and it has no public name for what is resampled.
+    Not called from sacreBLEU, which fails if chrF of a resample is 0 and has no public function for the statistics.
     """
     counts = np.array(metric._extract_corpus_statistics(list(predictions), [list(references)]), float)
     draws = np.random.default_rng(SEED).choice(len(counts), size=(samples, len(counts)), replace=True)

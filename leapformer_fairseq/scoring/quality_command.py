@@ -1,8 +1,8 @@
 """Quality measured by a program in another environment, such as COMET, whose requirements conflict with ours.
 
-It receives a line of JSON for each segment on standard input, {"src": ..., "mt": ..., "ref": ...}, also for segments
-without output, and answers {"score": 0.83} for each, in order, and finally {"system": 0.81, "name": "XCOMET-XL",
-"version": "2.2.6"}.
+The program reads a line of JSON for each segment, {"src": ..., "mt": ..., "ref": ...}, from standard input, also for
+segments without output. It answers {"score": 0.83} for each, in order, and finally {"system": 0.81, "name":
+"XCOMET-XL", "version": "2.2.6"}.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _HINT = 'it answers {"score": N} for each segment, then {"system": N, "name": ".
 def score_by_command(
     command: str, predictions: Sequence[str], references: Sequence[str], transcripts: str | None = None
 ) -> QualityScore:
-    """The scores from `command`; `transcripts` has the source text of the segments, one per line.
+    """Score segments with a command line; `transcripts` names a file with their source text, one per line.
 
-    Raises LeapformerError if the command cannot be run, fails, or gives a wrong answer.
+    Raises LeapformerError if the command cannot be run, fails, or does not answer as described above.
     """
     sources = _sources(transcripts, len(predictions))
     entries = [
@@ -46,7 +46,7 @@ def score_by_command(
 
 def _answers(command: str, text: str) -> list[str]:
     try:
-        done = subprocess.run(shlex.split(command), input=text, capture_output=True, encoding="utf-8", check=True)
+        process = subprocess.run(shlex.split(command), input=text, capture_output=True, encoding="utf-8", check=True)
     except (OSError, ValueError, IndexError) as error:
         raise LeapformerError(f"--quality-command {command!r} cannot be run ({error}); check the command") from error
     except subprocess.CalledProcessError as error:
@@ -54,7 +54,7 @@ def _answers(command: str, text: str) -> list[str]:
         raise LeapformerError(
             f"--quality-command ended with status {error.returncode}: {last}; run it by hand to see why"
         ) from error
-    return [line for line in done.stdout.splitlines() if line.strip()]
+    return [line for line in process.stdout.splitlines() if line.strip()]
 
 
 def _sources(transcripts: str | None, n_segments: int) -> list[str]:
@@ -63,6 +63,6 @@ def _sources(transcripts: str | None, n_segments: int) -> list[str]:
     lines = read_sentences(transcripts, "--transcripts")
     if len(lines) != n_segments:
         raise LeapformerError(
-            f"--transcripts {transcripts} has {len(lines)} lines for {n_segments} segments; give one a line for each"
+            f"--transcripts {transcripts} has {len(lines)} lines for {n_segments} segments; give one line for each"
         )
     return lines

@@ -1,4 +1,4 @@
-"""The scored runs of a recipe: collected, averaged over seeds, compared.
+"""Collects the scored runs of a recipe, averages them over seeds and compares them.
 
 A run is FOLDER/RUN with a file `options` that begins with --attention, and FOLDER/RUN/SET/scores.json from `leapformer
 score --json`. Runs that differ only in their seed form one row.
@@ -19,7 +19,7 @@ from ..support.files import read_json
 
 BASELINE = "softmax"
 SMALLER_IS_BETTER = ("perplexity", "bits", "loss", "L1", "MSE", "end")
-# The first one that a run has is what runs are compared by.
+# Runs are compared by the first of these scores that they have.
 MEASURES = ("BLEU", "chrF", "accuracy", "perplexity", "bits", "loss", "L1", "MSE", "end")
 _FORMATS = {"BLEU": ".2f", "perplexity": ".2f", **dict.fromkeys(("bits", "loss", "L1", "MSE", "end"), ".3f")}
 
@@ -27,9 +27,9 @@ Row = dict[str, Any]
 
 
 def collect_runs(folder: str | Path, tables: Sequence[str | Path] = ()) -> list[dict[str, Any]]:
-    """All scored runs in a folder, and those in the table.json of other folders that it does not contain itself.
+    """Collect the scored runs in a folder, and from table.json files of other folders the runs that it lacks.
 
-    Raises LeapformerError if there are none, or scores are damaged.
+    Raises LeapformerError if there are none, or if scores are damaged.
     """
     folder, runs = Path(folder), list[dict[str, Any]]()
     for path in sorted(folder.glob("*/*/scores.json")):
@@ -37,7 +37,7 @@ def collect_runs(folder: str | Path, tables: Sequence[str | Path] = ()) -> list[
         options = " ".join(_read(place / "options") for place in (run, test_set)).strip()
         named = re.match(r"--attention (\S+)(?: --seed (\d+))?", options)
         if named is None:
-            continue  # of another recipe
+            continue  # another recipe's run
         scores = read_json(path, ("scores", "signatures", "n_instances"), "score this run again")
         runs.append(
             {
@@ -53,9 +53,9 @@ def collect_runs(folder: str | Path, tables: Sequence[str | Path] = ()) -> list[
             }
         )
     for table in tables:
-        known = {_identity(run) for run in runs}
+        identities = {_identity(run) for run in runs}
         more = read_json(Path(table), ("runs",), "give the table.json that `leapformer table` wrote")["runs"]
-        runs += [run for run in more if _identity(run) not in known]
+        runs += [run for run in more if _identity(run) not in identities]
     if not runs:
         raise LeapformerError(f"{folder} holds no scored runs; give the --out folder of a text recipe")
     return runs
@@ -72,16 +72,16 @@ def _read(path: Path) -> str:
 def compare(runs: Sequence[Mapping[str, Any]], order: Sequence[str] = ()) -> list[Row]:
     """A row for every attention, options and test set: mean, minimum and maximum of each score over the seeds.
 
-    Rows follow the `order` of attentions, with others at the end. "difference" is the main score's mean minus that of
-    the softmax row with the same options.
+    Rows follow the `order` of attentions, others come last. "difference" is the mean of the main score minus that of
+    the softmax row with the same options and test set.
     """
     groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for run in runs:
         groups.setdefault((run["set"], run["options"], run["attention"]), []).append(run)
     rows = [_row(*key, group) for key, group in groups.items()]
     for row in rows:
-        same = [one for one in rows if (one["set"], one["options"]) == (row["set"], row["options"])]
-        baseline = next((one for one in same if one["attention"] == BASELINE), None)
+        alike = [other for other in rows if (other["set"], other["options"]) == (row["set"], row["options"])]
+        baseline = next((other for other in alike if other["attention"] == BASELINE), None)
         name = row["measure"]
         difference = row["scores"][name]["mean"] - baseline["scores"][name]["mean"] if baseline else None
         row["difference"] = None if baseline is row else difference
@@ -91,7 +91,7 @@ def compare(runs: Sequence[Mapping[str, Any]], order: Sequence[str] = ()) -> lis
 
 def _row(test_set: str, options: str, attention: str, runs: Sequence[Mapping[str, Any]]) -> Row:
     runs = sorted(runs, key=lambda run: run["seed"])
-    names = [name for name in MEASURES if all(name in run["scores"] for run in runs)]
+    names = [name for name in MEASURES if all(name in run["scores"] for run in runs)]  # a mean needs every seed
     if not names:
         raise LeapformerError(
             f"{runs[0]['run']}/{test_set} has none of the scores {', '.join(MEASURES)}; score it again"
@@ -103,7 +103,9 @@ def _row(test_set: str, options: str, attention: str, runs: Sequence[Mapping[str
         "options": options,
         "seeds": [run["seed"] for run in runs],
         "measure": names[0],
-        "scores": {name: {"mean": fmean(of), "min": min(of), "max": max(of)} for name, of in values.items()},
+        "scores": {
+            name: {"mean": fmean(seeds), "min": min(seeds), "max": max(seeds)} for name, seeds in values.items()
+        },
         "epochs": [run["model"].get("epoch") for run in runs],
         "parameters": runs[0]["model"].get("parameters"),
         "valid_loss": _mean([run["model"].get("valid_loss") for run in runs]),
@@ -111,54 +113,54 @@ def _row(test_set: str, options: str, attention: str, runs: Sequence[Mapping[str
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else None
 
 
 def check_order(runs: Sequence[Mapping[str, Any]], expected: Sequence[str]) -> dict[str, Any]:
-    """Whether the attentions in `expected` rank from best to worst, in the mean and for every seed they share.
+    """Check whether the attentions in `expected` rank from best to worst, in the mean and for every seed they share.
 
-    "held" is None if one of them has no run, or runs with different options, which are not seeds of each other. Raises
+    "held" is None if an attention has no run, or runs with different options, which cannot be averaged. Raises
     LeapformerError for fewer than two names.
     """
     if len(expected) < 2:
         raise LeapformerError(f"--expect {' '.join(expected)}: give at least two attentions, from best to worst")
-    found_rows = compare(runs)
-    rows = {name: [row for row in found_rows if row["attention"] == name] for name in expected}
-    missing = [name for name, found in rows.items() if len(found) != 1]
-    measure = next((found[0]["measure"] for found in rows.values() if found), found_rows[0]["measure"])
-    means = {name: found[0]["scores"][measure]["mean"] for name, found in rows.items() if found}
-    shared = sorted(set.intersection(*(set(found[0]["seeds"]) if found else set() for found in rows.values())))
+    all_rows = compare(runs)
+    rows_of = {name: [row for row in all_rows if row["attention"] == name] for name in expected}
+    missing = [name for name, rows in rows_of.items() if len(rows) != 1]
+    measure = next((rows[0]["measure"] for rows in rows_of.values() if rows), all_rows[0]["measure"])
+    means = {name: rows[0]["scores"][measure]["mean"] for name, rows in rows_of.items() if rows}
+    shared = sorted(set.intersection(*(set(rows[0]["seeds"]) if rows else set() for rows in rows_of.values())))
     by_seed = {(run["attention"], run["seed"]): run["scores"].get(measure) for run in runs}
     return {
         "expected": list(expected),
         "measure": measure,
-        "held": None if missing else _falls(list(means.values()), measure),
+        "held": None if missing else _worsens(list(means.values()), measure),
         "missing": missing,
         "means": means,
-        "seeds": {seed: _falls([by_seed[name, seed] for name in expected], measure) for seed in shared},
+        "seeds": {seed: _worsens([by_seed[name, seed] for name in expected], measure) for seed in shared},
     }
 
 
-def _falls(values: Sequence[float], measure: str) -> bool:
-    """Whether values go from better to worse."""
+def _worsens(values: Sequence[float], measure: str) -> bool:
+    """Whether each value is worse than the one before it."""
     sign = 1 if measure in SMALLER_IS_BETTER else -1
-    return all(sign * one < sign * other for one, other in zip(values, values[1:], strict=False))
+    return all(sign * before < sign * after for before, after in zip(values, values[1:], strict=False))
 
 
 def order_sentence(check: Mapping[str, Any]) -> str:
-    """The outcome of `check_order` in words."""
+    """Describe the outcome of `check_order` in a sentence."""
     sign = " < " if check["measure"] in SMALLER_IS_BETTER else " > "
     expected = f"{sign.join(check['expected'])} in {check['measure']}"
     if check["missing"]:
         return f"Expected: {expected}. Not known: no run, or several different ones, of {', '.join(check['missing'])}."
-    found = ", ".join(f"{name} {mean:{_FORMATS.get(check['measure'], '.1f')}}" for name, mean in check["means"].items())
+    means = ", ".join(f"{name} {mean:{_FORMATS.get(check['measure'], '.1f')}}" for name, mean in check["means"].items())
     seeds = f"; it held for {sum(check['seeds'].values())} of {len(check['seeds'])} seeds" if check["seeds"] else ""
-    return f"Expected: {expected}. This {'held' if check['held'] else 'did not hold'} in the mean ({found}){seeds}."
+    return f"Expected: {expected}. This {'held' if check['held'] else 'did not hold'} in the mean ({means}){seeds}."
 
 
 def runs_table(rows: Sequence[Row], style: str = "simple") -> str:
-    """One line per row; "github" is Markdown."""
+    """Format rows of `compare`, one line each; style "github" is Markdown."""
     names = [name for name in MEASURES if any(name in row["scores"] for row in rows)]
     headers = ["attention", "seeds", *names, f"to {BASELINE}", "valid loss", "best epoch", "parameters"]
     lines = [
@@ -181,7 +183,7 @@ def runs_table(rows: Sequence[Row], style: str = "simple") -> str:
 
 
 def _spread(score: Mapping[str, float] | None, digits: str) -> str:
-    """The mean, and from where to where it goes if there are several values."""
+    """The mean, and the range if there are several values."""
     if score is None:
         return ""
     mean, least, greatest = (f"{score[name]:{digits}}" for name in ("mean", "min", "max"))

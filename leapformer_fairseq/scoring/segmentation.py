@@ -1,9 +1,9 @@
-"""The reference segments of recordings: OmniSTEval's segmentation (YAML or JSON) and a text file.
+"""Reads the reference segments of recordings: OmniSTEval's segmentation (YAML or JSON) and a text file.
 
     - {wav: talk1.wav, offset: 2.433, duration: 9.05}
 
-Times are in seconds from the first sample. There is a reference of one line for each segment; the segments of a
-recording are consecutive and in order.
+Times are in seconds from the first sample. The text file has a line with the reference of each segment. The segments of
+a recording are consecutive and sorted by time.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ..runtime.formats.jsonl import duration, field, text
 from ..support.errors import LeapformerError
 from ..support.lines import read_lines
 
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is 10 times as fast, where libyaml is there
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first needs libyaml and is 10 times as fast
 _HINT = "a segment is {wav: NAME, offset: S, duration: S}, in seconds"
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment of a recording, in milliseconds from its first sample, and its reference translation."""
+    """A segment of a recording and its reference translation; times are in milliseconds from the first sample."""
 
     recording: str
     offset: float
@@ -40,10 +40,10 @@ class Segment:
 
 
 def read_segments(path: str | Path, references: str | Path) -> list[Segment]:
-    """The segments of all recordings with their references, in the order of the file.
+    """Read the segments of all recordings with their references, in the order of the file.
 
-    Raises LeapformerError for unreadable files, entries that are not segments, segments that are out of order,
-    recordings whose segments are not consecutive, and a different number of references.
+    Raises LeapformerError if a file cannot be read, an entry is not a segment, segments are out of order, those of a
+    recording are not consecutive, or the number of references differs.
     """
     lines = read_sentences(references, "--references")
     segments, places = list[Segment](), list[str]()
@@ -67,51 +67,51 @@ def read_segments(path: str | Path, references: str | Path) -> list[Segment]:
 
 
 def by_recording(segments: Sequence[Segment]) -> Iterator[tuple[str, list[Segment]]]:
-    """Every recording with its segments, in order."""
-    for recording, own in groupby(segments, key=lambda one: one.recording):
-        yield recording, list(own)
+    """Iterate over (recording, its segments), in order."""
+    for recording, group in groupby(segments, key=lambda segment: segment.recording):
+        yield recording, list(group)
 
 
 def read_sentences(path: str | Path, option: str) -> list[str]:
-    """The lines of a text file, without outer spaces. Raises LeapformerError with the option that names the file."""
+    """Read the lines of a text file, stripped. Raises LeapformerError with the option that names the file."""
     return [line.strip() for line in read_lines(path, option)]
 
 
 def find_recording(name: str, recordings: Sequence[str]) -> str | None:
-    """The recording that a log calls `name`: by its full name, else by the file name, else without the suffix.
+    """Find the recording that a log calls `name`: by the full path, else the file name, else the name without suffix.
 
-    None if there is none, or more than one.
+    Returns None if there is none, or more than one.
     """
     for part in (str, lambda path: Path(path).name, lambda path: Path(path).stem):
-        found = [one for one in recordings if part(one) == part(name)]
-        if found:
-            return found[0] if len(found) == 1 else None
+        matches = [recording for recording in recordings if part(recording) == part(name)]
+        if matches:
+            return matches[0] if len(matches) == 1 else None
     return None
 
 
 def _entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """(place for messages, entry) for each segment."""
+    """Read (place for messages, entry) of each segment."""
     try:
         content = path.read_text(encoding="utf-8")
         if path.suffix == ".json":
-            found = json.loads(content)
-            places = [f"{path}, entry {i}" for i in range(1, len(found if isinstance(found, list) else ()) + 1)]
+            entries = json.loads(content)
+            places = [f"{path}, entry {i}" for i in range(1, len(entries if isinstance(entries, list) else ()) + 1)]
         else:
-            node = yaml.compose(content, Loader=_LOADER)
-            found = yaml.load(content, Loader=_LOADER)
-            parts = node.value if isinstance(found, list) else []
-            places = [f"{path}:{one.start_mark.line + 1}" for one in parts]
+            node = yaml.compose(content, Loader=_LOADER)  # parsed twice: only the nodes know their lines
+            entries = yaml.load(content, Loader=_LOADER)
+            nodes = node.value if isinstance(entries, list) else []
+            places = [f"{path}:{entry.start_mark.line + 1}" for entry in nodes]
     except OSError as error:
         raise LeapformerError(f"--segments {path} cannot be read ({error.strerror}); check the path") from error
     except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
-        raise LeapformerError(f"--segments {path} is no segmentation ({reason}); {_HINT}") from error
-    if not isinstance(found, list):
-        raise LeapformerError(f"--segments {path} is no list; {_HINT}")
-    for place, entry in zip(places, found, strict=True):
+        raise LeapformerError(f"--segments {path} is not a segmentation ({reason}); {_HINT}") from error
+    if not isinstance(entries, list):
+        raise LeapformerError(f"--segments {path} is not a list; {_HINT}")
+    for place, entry in zip(places, entries, strict=True):
         if not isinstance(entry, dict):
             raise LeapformerError(f"{place} is {entry!r:.40}; {_HINT}")
-    return list(zip(places, found, strict=True))
+    return list(zip(places, entries, strict=True))
 
 
 def _check_order(segments: Sequence[Segment], places: Sequence[str]) -> None:
@@ -121,8 +121,8 @@ def _check_order(segments: Sequence[Segment], places: Sequence[str]) -> None:
             done.add(before.recording)
             if after.recording in done:
                 raise LeapformerError(
-                    f"{place}: {after.recording} comes again after {before.recording}; put the segments of a recording "
-                    "and their references together"
+                    f"{place}: {after.recording} appears again after {before.recording}; put the segments of a "
+                    "recording and their references together"
                 )
         elif after.offset < before.offset:
             raise LeapformerError(

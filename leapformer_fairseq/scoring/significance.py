@@ -1,6 +1,6 @@
-"""Paired bootstrap resampling of BLEU and chrF: whether systems differ by more than the choice of test sentences.
+"""Paired bootstrap resampling of BLEU and chrF: whether a difference could be due to the choice of test sentences.
 
-Koehn, 2004 (W04-3250), as sacreBLEU implements it. It covers the choice of test sentences, not the training seed.
+Koehn, 2004 (W04-3250), as sacreBLEU implements it. Differences between training seeds are not covered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SAMPLES = 1_000
 
 @dataclass(frozen=True)
 class Compared:
-    """A score of a system, half of its 95 % interval, and p of the difference to the baseline, which has none."""
+    """A score of a system, half of its 95 % interval, and p of the difference to the baseline; None for the latter."""
 
     system: str
     metric: str
@@ -34,10 +34,10 @@ class Compared:
 def paired_bootstrap(
     systems: Mapping[str, Sequence[str]], references: Sequence[str], tokenize: str = "13a", samples: int = SAMPLES
 ) -> tuple[list[Compared], dict[str, str]]:
-    """Compare systems with the first of them on the same sentences; returns the scores and sacreBLEU's signatures.
+    """Compare systems with the first one on the same sentences; return the scores and sacreBLEU's signatures.
 
-    The seed is fixed (sacreBLEU's 12345), so the same texts give the same p. Raises LeapformerError for fewer than two
-    systems or too few samples.
+    The seed is fixed (sacreBLEU's 12345), so equal texts give equal p. Raises LeapformerError for fewer than two
+    systems or fewer than 100 samples.
     """
     if len(systems) < 2:
         raise LeapformerError(f"{len(systems)} system to compare; give a baseline and at least one other")
@@ -51,16 +51,17 @@ def paired_bootstrap(
         samples,
     )
     signatures, table = test()
-    names = cast(list[str], table.pop("System"))
-    found = cast(dict[str, list[Any]], table)  # sacreBLEU's results
+    names = cast(list[str], table.pop("System"))  # the first is "Baseline: NAME"
+    results_of = cast(dict[str, list[Any]], table)
     baseline = next(iter(systems.values()))
     compared = []
-    for metric, results in found.items():
+    for metric, results in results_of.items():
         for name, lines, result in zip(names, systems.values(), results, strict=True):
             p = None if result.p_value is None else float(result.p_value)
             if p is not None and list(lines) == list(baseline):
-                p = 1.0  # sacreBLEU counts no resample with a greater difference than 0, and takes that for certainty
+                p = 1.0  # sacreBLEU finds no resample with a difference above 0, and returns a p near 0
             name = name.removeprefix("Baseline: ")
+            # sacreBLEU's name "chrF2" has beta in it; tables here say chrF.
             compared.append(Compared(name, metric.removesuffix("2"), float(result.score), float(result.ci), p))
     return compared, {metric.removesuffix("2"): str(signature) for metric, signature in signatures.items()}
 
@@ -68,10 +69,10 @@ def paired_bootstrap(
 def by_length(
     systems: Mapping[str, Sequence[str]], references: Sequence[str], measured: Sequence[str], groups: int
 ) -> dict[str, tuple[dict[str, list[str]], list[str]]]:
-    """Systems and references in `groups` of nearly equal size, from the shortest sentences to the longest.
+    """Split systems and references into `groups` of nearly equal size, from the shortest sentences to the longest.
 
-    `measured` has the sentences whose words count, such as the sources; groups are named after their number of words,
-    as in "3-9". Raises LeapformerError if there are not as many sentences, or fewer than groups.
+    Lengths are numbers of words of `measured`, such as the source sentences. A group is named after its range, as in
+    "3-9". Raises LeapformerError if the numbers of sentences differ, or if there are fewer sentences than groups.
     """
     if len(measured) != len(references):
         raise LeapformerError(f"--by-length has {len(measured)} lines for {len(references)} references; give as many")
@@ -79,21 +80,21 @@ def by_length(
         raise LeapformerError(f"--groups {groups}: give 1 to {len(measured)}, the number of sentences")
     words = [len(line.split()) for line in measured]
     order = sorted(range(len(words)), key=words.__getitem__)
-    found: dict[str, tuple[dict[str, list[str]], list[str]]] = {}
+    parts: dict[str, tuple[dict[str, list[str]], list[str]]] = {}
     for group in range(groups):
-        places = order[group * len(order) // groups : (group + 1) * len(order) // groups]
-        name = f"{words[places[0]]}-{words[places[-1]]}"
-        name += f" ({group + 1})" if name in found else ""
-        chosen = {system: [lines[i] for i in places] for system, lines in systems.items()}
-        found[name] = chosen, [references[i] for i in places]
-    return found
+        indices = order[group * len(order) // groups : (group + 1) * len(order) // groups]
+        name = f"{words[indices[0]]}-{words[indices[-1]]}"
+        name += f" ({group + 1})" if name in parts else ""
+        chosen = {system: [lines[i] for i in indices] for system, lines in systems.items()}
+        parts[name] = chosen, [references[i] for i in indices]
+    return parts
 
 
 def read_systems(places: Sequence[str], references: Path) -> tuple[dict[str, list[str]], list[str]]:
-    """The translations of runs by name, and the references, one per line.
+    """Read the translations of runs, by name, and the references, one per line.
 
-    A path is a generate-*.txt, or a folder that contains one at any depth. Raises LeapformerError if there is none or
-    several, if two have the same name, and if there are more or fewer sentences than references.
+    A place is a generate-*.txt, or a folder that contains one at any depth. Raises LeapformerError if there is none or
+    several, if two systems have the same name, or if there are more or fewer sentences than references.
     """
     lines = read_references(references)
     systems: dict[str, list[str]] = {}
@@ -111,7 +112,7 @@ def read_systems(places: Sequence[str], references: Path) -> tuple[dict[str, lis
 def as_rows(compared: Sequence[Compared]) -> list[dict[str, Any]]:
     """A row for each system, with all its scores."""
     rows: dict[str, dict[str, Any]] = {}
-    for one in compared:
-        row = rows.setdefault(one.system, {"system": one.system})
-        row[one.metric] = {"score": one.score, "interval": one.interval, "p": one.p}
+    for result in compared:
+        row = rows.setdefault(result.system, {"system": result.system})
+        row[result.metric] = {"score": result.score, "interval": result.interval, "p": result.p}
     return list(rows.values())

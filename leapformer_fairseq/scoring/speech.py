@@ -1,6 +1,7 @@
 """Scores of synthesised speech: distortion from the recordings of the same sentences, and duration.
 
-A run is a folder with `manifest.tsv`, one row per sentence, and `run.json`, which records how the speech was made.
+A run is a folder of `leapformer tts` with `manifest.tsv`, one row per sentence, and `run.json`, which describes the
+model and its features.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from .distortion import Distortion, cepstra, distance, log_spectrum
 
 MANIFEST, DESCRIPTION = "manifest.tsv", "run.json"
 COLUMNS = ("id", "text", "audio", "frames", "stopped", "reference", "reference_frames")
-PREDICTED = "predicted_frames"  # a further column, of models that predict the length
+PREDICTED = "predicted_frames"  # optional column, for models that predict the length
 Kind = Literal["resynthesised", "recording"]
 
-# column of the table -> name of the score, and how it is written
+# column of the table -> name of the score, format
 _TABLE = {
     "MCD": ("MCD", ".3f"),
     "MSD": ("MSD", ".3f"),
@@ -49,9 +50,10 @@ Distortions = dict[str, Distortion]  # by measure: MCD and MSD
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence that was synthesised to `audio`, and its recording; `stopped`: the model predicted its end.
+    """A sentence that was synthesised to `audio`, and its recording `reference`.
 
-    `predicted_frames` is the length that the model predicted for itself, if it did.
+    stopped:          whether the model predicted the end, rather than reaching the limit of steps.
+    predicted_frames: the length that the model's length predictor gave; None without one.
     """
 
     id: str
@@ -66,7 +68,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Run:
-    """The synthesised speech of a model, the features it was trained on, and the rest of `run.json`."""
+    """The synthesised speech of a model, the features it was trained on, and the content of `run.json`."""
 
     folder: Path
     sentences: Sequence[Sentence]
@@ -75,11 +77,12 @@ class Run:
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read a run's files. Raises LeapformerError if something is missing, damaged, or without a recording."""
+    """Read a run. Raises LeapformerError if a file is missing or damaged, or if a sentence has no recording."""
     folder = Path(folder)
     model = _description(folder / DESCRIPTION)
     sentences = _sentences(folder / MANIFEST)
-    missing = [path for one in sentences for path in (one.audio, one.reference) if not path.is_file()]
+    files = [path for sentence in sentences for path in (sentence.audio, sentence.reference)]
+    missing = [path for path in files if not path.is_file()]
     if missing:
         raise LeapformerError(
             f"{len(missing)} audio files of {folder} are missing, the first is {missing[0]}; check {folder / MANIFEST}"
@@ -89,13 +92,13 @@ def read_run(folder: str | Path) -> Run:
 
 def _description(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        description = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise LeapformerError(f"{path} cannot be read ({reason}); give a folder of `leapformer tts`") from error
-    if not isinstance(found, dict) or not isinstance(found.get("features"), dict):
+    if not isinstance(description, dict) or not isinstance(description.get("features"), dict):
         raise LeapformerError(f"{path} describes no features; give a folder of `leapformer tts`")
-    return found
+    return description
 
 
 def _sentences(path: Path) -> list[Sentence]:
@@ -119,7 +122,7 @@ def _sentence(row: Mapping[str, str | None], manifest: Path) -> Sentence:
         predicted = float(row[PREDICTED] or "") if row.get(PREDICTED) else None
     except (KeyError, ValueError) as error:
         raise LeapformerError(f"{name} has no usable frames or stopped ({error}); synthesise it again") from error
-    if frames < 0 or reference_frames < 1:
+    if frames < 0 or reference_frames < 1:  # scores are divided by the latter
         raise LeapformerError(
             f"{name} has {frames} frames for {reference_frames} of the reference; synthesise it again"
         )
@@ -130,17 +133,17 @@ def _sentence(row: Mapping[str, str | None], manifest: Path) -> Sentence:
 def check_same(first: Run, other: Run) -> None:
     """Raise LeapformerError unless two runs have the same sentences, recordings and features."""
     if first.mels != other.mels:
-        raise LeapformerError(f"{other.folder} has other features than {first.folder}; score them apart")
-    known, found = ([(one.id, one.text, one.reference.resolve()) for one in run.sentences] for run in (first, other))
-    if known != found:
-        raise LeapformerError(f"{other.folder} has other sentences than {first.folder}; score them apart")
+        raise LeapformerError(f"{other.folder} has other features than {first.folder}; score them separately")
+    theirs, ours = ([(s.id, s.text, s.reference.resolve()) for s in run.sentences] for run in (other, first))
+    if theirs != ours:
+        raise LeapformerError(f"{other.folder} has other sentences than {first.folder}; score them separately")
 
 
 class Spectra:
-    """The spectra that are compared. Those of recordings are computed once, because all runs share them.
+    """Computes the spectra to compare; those of recordings are cached, because all runs share them.
 
-    Synthesised speech has been through a vocoder. "resynthesised" recordings have been, too, by Griffin-Lim from their
-    own log-mels, so that the scores do not blame the model for the vocoder; "recording" is the recording itself.
+    Synthesised speech has been through a vocoder. A "resynthesised" recording has been, too: Griffin-Lim applied to its
+    own log-mels, so that the score does not blame the model for the vocoder. "recording" is the recording itself.
     """
 
     def __init__(self, mels: MelConfig) -> None:
@@ -148,22 +151,22 @@ class Spectra:
         self._recordings: dict[tuple[Path, Kind], np.ndarray] = {}
 
     def of_recording(self, path: Path, kind: Kind) -> np.ndarray:
-        """The spectrum that speech is compared with, (frames, 80)."""
+        """The spectrum of a recording, (frames, 80), resynthesised or as it is."""
         if (path, kind) not in self._recordings:
             vocode = kind == "resynthesised"
             self._recordings[path, kind] = self.of_log_mels(self.log_mels(path)) if vocode else self.of_file(path)
         return self._recordings[path, kind]
 
     def of_log_mels(self, log_mels: np.ndarray) -> np.ndarray:
-        """The spectrum of speech that Griffin-Lim makes of log-mels (frames, n_mels)."""
+        """The spectrum of the speech that Griffin-Lim computes from log-mels (frames, n_mels)."""
         return log_spectrum(self._vocoder(log_mels), self.mels.sample_rate)
 
     def of_file(self, path: Path) -> np.ndarray:
-        """The spectrum of unchanged speech."""
+        """The spectrum of an audio file as it is."""
         return log_spectrum(self._samples(path), self.mels.sample_rate)
 
     def log_mels(self, path: Path) -> np.ndarray:
-        """The log-mels of speech, (frames, n_mels). Raises LeapformerError for an unreadable file or another rate."""
+        """Log-mels (frames, n_mels) of an audio file. Raises LeapformerError if unreadable or of another rate."""
         return log_mel(self._samples(path), self.mels)
 
     def _samples(self, path: Path) -> np.ndarray:
@@ -171,77 +174,77 @@ class Spectra:
 
 
 def score_speech(run: Run, spectra: Spectra, kind: Kind) -> Report:
-    """Score a run against its recordings.
+    """Score a run against its recordings of a kind.
 
-    Keys: `scores` of the corpus (MCD and MSD per frame of the reference, `_aligned` per aligned pair of frames;
-    insertions and deletions in MCD's alignment, as shares of the reference; frames, and their ratio to the reference's;
-    the mean over sentences of the relative error of duration, without sign, and of the predicted length, if there is
-    one; the share with a predicted end),
-    `alignment` (the sums behind them), `n_instances`, `reference` (the kind), `instances` and `model`.
+    `scores` of the corpus has MCD and MSD per reference frame and, with the suffix `_aligned`, per aligned pair of
+    frames; insertions and deletions in MCD's alignment, as shares of the reference frames; `frames` and their ratio to
+    those of the reference; the mean absolute relative error of the durations and, if there is one, of the predicted
+    length; and the share of sentences with a predicted end. Other keys: `alignment` (sums behind the scores),
+    `n_instances`, `reference` (the kind), `instances` (scores of each sentence) and `model`.
     """
-    found = _compare(run, run.folder.name, spectra, kind, lambda one: spectra.of_file(one.audio))
-    frames, reference_frames = (
-        sum(getattr(one, side) for one in run.sentences) for side in ("frames", "reference_frames")
-    )
+    distortions = _compare(run, run.folder.name, spectra, kind, lambda sentence: spectra.of_file(sentence.audio))
+    frames = sum(sentence.frames for sentence in run.sentences)
+    reference_frames = sum(sentence.reference_frames for sentence in run.sentences)
     durations = {
         "frames": frames,
         "reference_frames": reference_frames,
         "duration_ratio": frames / reference_frames,
         "duration_error": _error(run, "frames"),
-        "stopped": fmean(one.stopped for one in run.sentences),
+        "stopped": fmean(sentence.stopped for sentence in run.sentences),
     }
-    if all(one.predicted_frames is not None for one in run.sentences):
+    if all(sentence.predicted_frames is not None for sentence in run.sentences):
         durations["prediction_error"] = _error(run, PREDICTED)
     instances = [
-        {"id": one.id, "frames": one.frames, "reference_frames": one.reference_frames, "stopped": one.stopped}
-        | {name: value.per_reference_frame for name, value in distortions.items()}
-        for one, distortions in zip(run.sentences, found, strict=True)
+        {key: getattr(sentence, key) for key in ("id", "frames", "reference_frames", "stopped")}
+        | {name: value.per_reference_frame for name, value in measures.items()}
+        for sentence, measures in zip(run.sentences, distortions, strict=True)
     ]
-    report = _corpus(found, kind)
+    report = _corpus(distortions, kind)
     return report | {"scores": report["scores"] | durations, "instances": instances, "model": dict(run.model)}
 
 
 def _error(run: Run, length: str) -> float:
-    """The mean relative error of one of the sentences' lengths, without sign."""
-    return fmean(abs(getattr(one, length) / one.reference_frames - 1) for one in run.sentences)
+    """The mean absolute relative error of a length, an attribute of the sentences."""
+    return fmean(abs(getattr(sentence, length) / sentence.reference_frames - 1) for sentence in run.sentences)
 
 
 def score_baselines(run: Run, spectra: Spectra, kind: Kind) -> dict[str, Report]:
-    """Baselines for a run on the same sentences: name -> `scores` and `alignment`.
+    """Score baselines on the sentences of a run: name -> `scores` and `alignment`.
 
     "floor" compares Griffin-Lim of each recording's log-mels with the recording itself: the cost of the vocoder alone.
-    "mean spectrogram" is the mean of all frames of all recordings, as long as each of them: a model that says nothing.
+    "mean spectrogram" repeats the mean frame of all recordings for as long as each recording lasts: a model that has
+    learned nothing about speech but its average.
     """
-    log_mels = {one.reference: spectra.log_mels(one.reference) for one in run.sentences}
+    log_mels = {sentence.reference: spectra.log_mels(sentence.reference) for sentence in run.sentences}
     mean = np.concatenate(list(log_mels.values())).mean(axis=0)
 
-    def flat(one: Sentence) -> np.ndarray:
-        return spectra.of_log_mels(np.broadcast_to(mean, log_mels[one.reference].shape))
+    def flat(sentence: Sentence) -> np.ndarray:
+        return spectra.of_log_mels(np.broadcast_to(mean, log_mels[sentence.reference].shape))
 
-    def resynthesised(one: Sentence) -> np.ndarray:
-        return spectra.of_recording(one.reference, "resynthesised")
+    def resynthesised(sentence: Sentence) -> np.ndarray:
+        return spectra.of_recording(sentence.reference, "resynthesised")
 
     rows: list[tuple[str, Kind, Callable[[Sentence], np.ndarray]]] = [
         ("floor", "recording", resynthesised),
         ("mean spectrogram", kind, flat),
     ]
-    return {name: _corpus(_compare(run, name, spectra, of, speech), of) for name, of, speech in rows}
+    return {name: _corpus(_compare(run, name, spectra, of_kind, speech), of_kind) for name, of_kind, speech in rows}
 
 
 def _compare(
     run: Run, name: str, spectra: Spectra, kind: Kind, speech: Callable[[Sentence], np.ndarray]
 ) -> list[Distortions]:
-    """How far the spectrum that `speech` gives for each sentence is from its recording."""
-    found = []
-    for one in tqdm(run.sentences, desc=name, unit="sentence"):
-        reference, synthesised = spectra.of_recording(one.reference, kind), speech(one)
+    """The distortions between the spectrum that `speech` returns for each sentence and that of its recording."""
+    distortions = []
+    for sentence in tqdm(run.sentences, desc=name, unit="sentence"):
+        reference, synthesised = spectra.of_recording(sentence.reference, kind), speech(sentence)
         cepstral = distance(cepstra(reference), cepstra(synthesised))
-        found.append({"MCD": cepstral, "MSD": distance(reference, synthesised)})
-    return found
+        distortions.append({"MCD": cepstral, "MSD": distance(reference, synthesised)})
+    return distortions
 
 
-def _corpus(found: Sequence[Distortions], kind: Kind) -> Report:
-    sums = {name: sum((one[name] for one in found), start=Distortion()) for name in found[0]}
+def _corpus(distortions: Sequence[Distortions], kind: Kind) -> Report:
+    sums = {name: sum((of_sentence[name] for of_sentence in distortions), Distortion()) for name in distortions[0]}
     scores = {name: value.per_reference_frame for name, value in sums.items()}
     scores |= {f"{name}_aligned": value.per_aligned_frame for name, value in sums.items()}
     cepstral = sums["MCD"]
@@ -251,11 +254,11 @@ def _corpus(found: Sequence[Distortions], kind: Kind) -> Report:
         name: asdict(value) | {"insertions": value.insertions, "deletions": value.deletions}
         for name, value in sums.items()
     }
-    return {"scores": scores, "alignment": alignment, "n_instances": len(found), "reference": kind}
+    return {"scores": scores, "alignment": alignment, "n_instances": len(distortions), "reference": kind}
 
 
 def speech_table(rows: Mapping[str, Report], style: str = "simple") -> str:
-    """One line for each named report; "github" is Markdown."""
+    """Format named reports, one line each; style "github" is Markdown."""
     lines = [
         [name, report["n_instances"], report["reference"], *(_cell(report["scores"], *of) for of in _TABLE.values())]
         for name, report in rows.items()

@@ -1,6 +1,6 @@
-"""All scores of simultaneous translations of whole talks in one JSON structure.
+"""All scores of simultaneous translation of whole talks in one JSON structure.
 
-The talks are cut into a piece for each reference segment; quality and latency are those of the pieces (Polák et al.,
+Talks are cut into a piece for each reference segment, and quality and latency are those of the pieces (Polák et al.,
 2025, arXiv:2509.17349).
 """
 
@@ -27,18 +27,22 @@ from .quality_command import score_by_command
 from .segmentation import read_segments
 
 LATENCIES = ("LongYAAL", "LongLAAL", "LongAL", "LongAP", "LongDAL")
-WAYS = ("", LOGGED, REPAIRED, QUEUED)
-SAMPLES = 1_000  # of the bootstrap
-PILED_UP_MS = 2_000.0  # so much more with computation than without: it may have been added up over the talk
+WAYS = ("", LOGGED, REPAIRED, QUEUED)  # suffixes: without computation, and three ways to count it, see `talks.Talk`
+SAMPLES = 1_000  # bootstrap resamples
+PILED_UP_MS = 2_000.0  # if computation adds more to a latency, it may have been summed over the talk
 
 
 @dataclass(frozen=True)
 class TalkOptions:
-    """How talks are scored: `unit` "word" or "char", `segmenter` as in `pieces.cut`, `tokenize` of sacreBLEU.
+    """How to score talks.
 
-    `quality_command`: a program that scores pieces, see `quality_command`; `transcripts`: for it, the source text of
-    the segments, one per line. `resegmented`: output file for the pieces. `threads`: of the process that translated,
-    if they are known.
+    unit:             of latency: "word" or "char".
+    segmenter, lang:  see `pieces.cut`.
+    tokenize:         sacreBLEU's tokenizer.
+    quality_command:  a command line that scores pieces; see the module of this name.
+    transcripts:      a file with the source text of the segments, one per line, for `quality_command`.
+    resegmented:      an output file for the pieces.
+    threads:          CPU threads of the process that translated, if known.
     """
 
     unit: str = "word"
@@ -52,19 +56,19 @@ class TalkOptions:
 
 
 def kind_of(path: Path) -> str | None:
-    """The kind of a file, by its first object: "talks", "stream" (simulstream's log), "pieces", None for anything else.
+    """Recognise a log by its first JSON object: "talks", "stream" (simulstream's log), "pieces"; None for other files.
 
-    Raises LeapformerError for a file in JSON Lines whose first line is damaged.
+    Raises LeapformerError if the first line looks like JSON but is damaged.
     """
     if not path.is_file():
         return None
-    with path.open("rb") as file:  # it may be of any kind, so this is no error of its text
+    with path.open("rb") as file:  # not read_lines, for which text that is not UTF-8 is an error
         first = next((line for line in file if line.strip()), b"").decode("utf-8", "replace")
     if not first.lstrip().startswith("{"):
         return None
     entry = jsonl.parse(first, f"{path}:1")
     for kind, keys in (
-        ("pieces", {"emission_cu", "segid", "docid"}),
+        ("pieces", {"emission_cu", "segid", "docid"}),  # first: pieces have a prediction, too
         ("stream", {"model_loading_time", "metadata", "total_audio_processed"}),
         ("talks", {"delays", "prediction"}),
     ):
@@ -76,11 +80,11 @@ def kind_of(path: Path) -> str | None:
 def score_talks(
     logs: Sequence[str], segments: str, references: str, options: TalkOptions | None = None
 ) -> dict[str, Any]:
-    """Score the logs of talks against the references of `segments`. See `score_pieces` for the keys.
+    """Score logs of talks against the references of `segments`. Keys as in `score_pieces`, and two more.
 
-    Also `erasure` (normalised: units taken back per unit of the final text) and `compute` (seconds of computation per
-    second of audio, i.e. the real-time factor, and the time within which 95 % of the chunks are computed, in seconds);
-    both are None for a log without this information. Raises LeapformerError.
+    `erasure` is the normalised erasure: units taken back per unit of the final text. `compute` has seconds of
+    computation per second of audio (the real-time factor) and the 95th percentile of the seconds per chunk. Both are
+    None for a log without this information. Raises LeapformerError if files are damaged or do not fit each other.
     """
     options = options or TalkOptions()
     parts = read_segments(segments, references)
@@ -92,22 +96,26 @@ def score_talks(
 
 
 def score_resegmented(logs: Sequence[str], options: TalkOptions | None = None) -> dict[str, Any]:
-    """Score pieces that were cut before. Raises LeapformerError."""
+    """Score files of pieces that were cut before. Raises LeapformerError if they are damaged."""
     options = options or TalkOptions()
     pieces = [piece for log in logs for piece in read_pieces(Path(log), options.unit)]
     return {**score_pieces(pieces, options), "segmenter": None, "lang": None, **_effort([])}
 
 
 def score_pieces(pieces: Sequence[Piece], options: TalkOptions) -> dict[str, Any]:
-    """Keys as in `report.score_run`, for pieces instead of utterances.
+    """Score pieces. Keys as in `report.score_run`, with pieces for utterances, but:
 
-    `scores` has the mean latencies over the pieces with output, in ms (LongAP: a ratio), with the suffixes _CA,
-    _CA_repaired and _CA_queued if computation is known (see `talks.Talk`). `intervals`: halves of the 95 % intervals of
-    BLEU and chrF over pieces. `StreamLAAL_s`: LongLAAL in seconds, by suffix. `regime`: see `latency.regime`.
-    `n_recordings`: of all pieces.
+    scores:       latencies are means over the pieces that have them, in ms (LongAP: a ratio), also with the suffixes
+                  _CA, _CA_repaired and _CA_queued if computation was logged (see `talks.Talk`).
+    intervals:    halves of the 95 % intervals of BLEU and chrF by resampling of pieces.
+    StreamLAAL_s: LongLAAL in seconds, by suffix.
+    regime:       see `latency.regime`.
+    signature:    of the environment, see `support.signature`.
+    n_recordings: recordings with pieces.
     """
     instances = [piece.instance for piece in pieces]
-    predictions, references = ([getattr(one, side) for one in instances] for side in ("prediction", "reference"))
+    predictions = [instance.prediction for instance in instances]
+    references = [instance.reference for instance in instances]
     quality = [
         bleu(predictions, references, options.tokenize, SAMPLES),
         chrf(predictions, references, SAMPLES),
@@ -116,8 +124,8 @@ def score_pieces(pieces: Sequence[Piece], options: TalkOptions) -> dict[str, Any
         quality.append(score_by_command(options.quality_command, predictions, references, options.transcripts))
     latencies = [_latencies(piece, options.unit) for piece in pieces]
     order = [name + (way and f"_{way}") for way in WAYS for name in LATENCIES]
-    found = {name: [scores[name] for scores in latencies if name in scores] for name in order}
-    means = {name: fmean(values) for name, values in found.items() if values}
+    values_of = {name: [scores[name] for scores in latencies if name in scores] for name in order}
+    means = {name: fmean(values) for name, values in values_of.items() if values}
     shares, lengths = simultaneity(instances, options.unit), length_ratio(predictions, references)
     return {
         "scores": {**{score.name: score.value for score in quality}, **means},
@@ -140,7 +148,7 @@ def score_pieces(pieces: Sequence[Piece], options: TalkOptions) -> dict[str, Any
             threads=options.threads, level=options.unit, segmenter=options.segmenter, lang=options.lang
         ),
         "n_instances": len(pieces),
-        "n_empty": sum(not one.delays for one in instances),
+        "n_empty": sum(not instance.delays for instance in instances),
         "n_recordings": len({piece.place[0] for piece in pieces}),
         "unit": options.unit,
         "instances": [_instance(piece, quality, latencies[rank], rank) for rank, piece in enumerate(pieces)],
@@ -165,11 +173,11 @@ def _read(path: Path, unit: str) -> list[Talk]:
 
 
 def _latencies(piece: Piece, unit: str) -> dict[str, float]:
-    one, found = piece.instance, dict[str, float]()
-    for way, times in {"": one.delays, **piece.aware}.items():
-        scores = long_form_scores(times, one.source_length, one.reference, piece.end, unit)
-        found |= {name + (way and f"_{way}"): value for name, value in scores.items()}
-    return found
+    instance, latencies = piece.instance, dict[str, float]()
+    for way, times in {"": instance.delays, **piece.aware}.items():
+        scores = long_form_scores(times, instance.source_length, instance.reference, piece.end, unit)
+        latencies |= {name + (way and f"_{way}"): value for name, value in scores.items()}
+    return latencies
 
 
 def _instance(piece: Piece, quality: Sequence[QualityScore], latencies: dict[str, float], rank: int) -> dict[str, Any]:
@@ -178,18 +186,18 @@ def _instance(piece: Piece, quality: Sequence[QualityScore], latencies: dict[str
 
 
 def _effort(talks: Sequence[Talk]) -> dict[str, Any]:
-    known = [talk.effort for talk in talks if talk.effort is not None]
-    if not talks or len(known) < len(talks):
+    efforts = [talk.effort for talk in talks if talk.effort is not None]
+    if not talks or len(efforts) < len(talks):
         return {"erasure": None, "compute": None}
-    units, audio_s = sum(len(talk.units) for talk in talks), sum(one.audio_s for one in known)
-    chunks = sorted(seconds for one in known for seconds in one.chunks_s)
+    units, audio_s = sum(len(talk.units) for talk in talks), sum(effort.audio_s for effort in efforts)
+    chunks = sorted(seconds for effort in efforts for seconds in effort.chunks_s)
     compute = {
         "compute_s": sum(chunks),
         "audio_s": audio_s,
         "seconds_per_second": sum(chunks) / audio_s if audio_s else None,
         "chunk_s_95": chunks[ceil(0.95 * len(chunks)) - 1] if chunks else None,
     }
-    return {"erasure": sum(one.erased for one in known) / units if units else None, "compute": compute}
+    return {"erasure": sum(effort.erased for effort in efforts) / units if units else None, "compute": compute}
 
 
 def _piled_up(means: dict[str, float]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The result of fairseq-validate: accuracy, perplexity of a masked language model or a translator, losses of speech."""
+"""Reads the result of fairseq-validate: accuracy, perplexity, or the losses of speech synthesis."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _NAMES = {
     "mse_loss": "MSE",
     "eos_loss": "end",
 }
-# What is read, and its signature, by the names that there are; the first that fits. Nobody compares what the loss of a
-# classifier is, in bits a sentence.
+# fairseq's names of the scores -> signature; the first entry whose names are all there counts. So a classifier's loss
+# is not read, in bits per sentence, which nobody compares.
 _SCORES = {
     ("ppl", "nll_loss"): "unit:subword|given the reference before it|tool:fairseq-validate",
     ("accuracy",): "unit:example|tool:fairseq-validate",
@@ -31,31 +31,31 @@ _SCORES = {
 
 
 def score_validation(log: str | Path, examples: int) -> dict[str, Any]:
-    """Accuracy in per cent, perplexity and bits per subword, or losses of speech, from the output of fairseq-validate.
+    """Read accuracy (per cent), perplexity and bits per subword, or losses of speech from fairseq-validate's output.
 
-    `examples` is the number of lines of the validated file. If there are several results, the last one counts. Raises
-    LeapformerError if there is none, or if it is not a number.
+    Keys as in `report.score_run`. `examples` is the number of validated lines. Of several results, the last one counts.
+    Raises LeapformerError if there is none, or if it is not finite.
     """
     path = Path(log)
     if not path.is_file():
         raise LeapformerError(f"no log {path}; give the output of `leapformer validate`")
     results = _RESULT.findall(path.read_text(encoding="utf-8", errors="replace"))
     fields = dict(field.split(" ", 1) for field in results[-1].split(" | ")) if results else {}
-    found = next((names for names in _SCORES if fields.keys() >= set(names)), None)
-    if found is None:
+    names = next((names for names in _SCORES if fields.keys() >= set(names)), None)
+    if names is None:
         raise LeapformerError(
             f"{path} holds no accuracy, no perplexity and no losses of speech; did `leapformer validate --log-format "
-            "simple` end well?"
+            "simple` finish?"
         )
-    scores = {_NAMES[name]: float(fields[name]) for name in found}
+    scores = {_NAMES[name]: float(fields[name]) for name in names}
     if "MSE" in scores:
         scores = {"loss": sum(scores.values()), **scores}
     main, value = next(iter(scores.items()))
     if not math.isfinite(value):
-        raise LeapformerError(f"{path}: the {main} is {value}; the training did not work, see its log")
+        raise LeapformerError(f"{path}: the {main} is {value}; the training failed, see its log")
     return {
         "scores": scores,
-        "signatures": {main: _SCORES[found]},
+        "signatures": {main: _SCORES[names]},
         "compute": None,
         "n_instances": examples,
         "n_empty": 0,

@@ -1,6 +1,6 @@
-"""Trainings in processes of their own: one or several at a time, watched, interrupted together, resumed.
+"""Runs trainings as processes, some in parallel: monitors them, interrupts them together, and helps to resume them.
 
-A folder belongs to one study and one process; the output of all attempts of a training is in one log.
+A folder belongs to one study and one process. A log holds the output of all attempts of a training.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ OPTIONS = "options"
 LAST = "checkpoint_last.pt"
 POLL_S = 1.0
 _log = logging.getLogger(__name__)
-PATIENCE_S = 60.0  # for an interrupted training to exit
-Watch = Callable[[dict[str, Any]], None]  # gets the JSON objects of fairseq's log
-# The last line of a traceback, and argparse's error about options; not torchrun's about a process that said more.
-_RANK = re.compile(r"^\[rank\d+\]: ?")
+PATIENCE_S = 60.0  # that an interrupted training has to exit
+Watch = Callable[[dict[str, Any]], None]  # receives the JSON objects of fairseq's log
+_RANK = re.compile(r"^\[rank\d+\]: ?")  # with which processes of torchrun begin their lines
+# The last line of a traceback, or argparse's error; not torchrun's error about a process, which has printed its own.
 _REASON = re.compile(r"(?!.*\bChildFailedError)[\w.]*(Error|Exception)\b|leapformer[\w -]*: error: ")
 
 
 @dataclass(frozen=True)
 class Process:
-    """A command, the log that its output is added to, who watches that, and variables of its environment."""
+    """A command, the log to which its output is appended, a watcher of the log, and environment variables."""
 
     command: Sequence[str]
     log: Path
@@ -48,15 +48,15 @@ class Process:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-#: yields processes one after the other, and is sent the exit status of each
+#: a generator that yields processes to run one after the other, and receives the exit status of each
 Work = Generator[Process, int, None]
 
 
 # -------------------------------------------------------------------------------------------------------------- folders
 def check_folder(out: Path, record: str, study: str) -> None:
-    """Make sure that `out` is new, empty, or holds this `study` of this `record`, such as a training command.
+    """Raise LeapformerError unless `out` is new, empty, or holds a `study` with this `record`.
 
-    Raises LeapformerError when it holds another one, or something else.
+    `study` is a noun for the message, `record` the options of a command.
     """
     if (out / OPTIONS).is_file():
         other = (out / OPTIONS).read_text(encoding="utf-8").strip()
@@ -70,9 +70,9 @@ def check_folder(out: Path, record: str, study: str) -> None:
 
 @contextmanager
 def locked(out: Path, record: str, study: str) -> Iterator[None]:
-    """The folder `out`, made if need be, for this study and this process alone.
+    """Create the folder `out`, if necessary, and reserve it for this study and process while the block runs.
 
-    Raises LeapformerError as `files.owned` and `check_folder` do.
+    Raises LeapformerError like `files.owned` and `check_folder`.
     """
     with owned(out):
         check_folder(out, record, study)
@@ -83,33 +83,33 @@ def locked(out: Path, record: str, study: str) -> Iterator[None]:
 
 # ------------------------------------------------------------------------------------------------------------ processes
 def environment(threads: int | None = None) -> dict[str, str]:
-    """Variables for a process that trains or generates on a CPU, where the user has not set them.
+    """Environment variables for a process that trains or generates on a CPU; those that the user has set stay.
 
-    threads: how many it has, whatever the user says; by default what the user says, or all cores.
+    `threads` overrides the user's OMP_NUM_THREADS; by default that holds, or else all cores are used.
     """
     threads_text = str(threads or os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
     defaults = {
-        # Idle threads spin only briefly. Spinning longer, the default, makes training many times slower as soon as
-        # anything else runs on these cores; sleeping at once also makes it slower.
+        # Idle threads spin only briefly. Longer spinning, the default, makes training many times slower as soon as
+        # anything else runs on the cores; sleeping at once makes it slower, too.
         "GOMP_SPINCOUNT": "20000",
-        # glibc keeps freed memory, in pages of 2 MiB, instead of returning it and getting it back zeroed at every
-        # update: a CPU trains a quarter faster.
+        # glibc keeps freed memory, in pages of 2 MiB, instead of returning it to the system and getting it back zeroed
+        # at every update: a CPU trains a quarter faster.
         "MALLOC_TRIM_THRESHOLD_": "8589934592",
         "MALLOC_TOP_PAD_": "268435456",
         "GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.hugetlb=1",
-        # oneDNN keeps 1,024 products, of which each shape of a batch has its own: with --bf16 they grow to 10 GB.
+        # oneDNN caches 1,024 products by default, and each shape of a batch needs its own: 10 GB with --bf16.
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
     }
     unset = {name: value for name, value in defaults.items() if name not in os.environ}
     threads_of = {"OMP_NUM_THREADS": threads_text, "MKL_NUM_THREADS": threads_text}
-    return {**unset, **threads_of, TRACEBACK: "1"}  # into the log
+    return {**unset, **threads_of, TRACEBACK: "1"}  # tracebacks go to the log
 
 
 def run_all(works: Iterable[Work], at_once: int = 1) -> None:
-    """Carry out works, so many `at_once`.
+    """Run works, at most `at_once` in parallel.
 
-    When this process is interrupted its processes are, too, and have ended when KeyboardInterrupt comes out of here.
-    What a work raises ends all.
+    If this process is interrupted, all started processes are, too, and have ended when KeyboardInterrupt is raised. An
+    exception in a work ends all.
     """
     waiting, active = iter(works), list[_Active]()
     with _interruptible():
@@ -121,40 +121,41 @@ def run_all(works: Iterable[Work], at_once: int = 1) -> None:
                     return
                 with suppress(subprocess.TimeoutExpired):
                     active[0].process.wait(POLL_S)
-                for one in list(active):
-                    status = one.look()
+                for running in list(active):
+                    status = running.poll()
                     if status is not None:
-                        active.remove(one)
-                        one.close()
-                        _begin(one.work, status, active)
+                        active.remove(running)
+                        running.close()
+                        _begin(running.work, status, active)
         except BaseException:
-            for one in active:
-                one.stop()
+            for running in active:
+                running.stop()
             raise
 
 
 class _Active:
-    """A process that runs for a work."""
+    """A running process of a work."""
 
     def __init__(self, work: Work, about: Process) -> None:
         about.log.parent.mkdir(parents=True, exist_ok=True)
         self.work, self.watch = work, about.watch
         self.output = about.log.open("ab")
         self.reader: TextIO = about.log.open(encoding="utf-8", errors="replace")
+        # The watcher has seen the entries of earlier attempts.
         self.reader.seek(0, os.SEEK_END)
         self.process = subprocess.Popen(
             about.command,
             stdin=subprocess.DEVNULL,
             stdout=self.output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in a terminal reaches a whole group; one interrupt is enough
-            close_fds=False,  # the lock
+            start_new_session=True,  # Ctrl-C reaches all processes of a terminal, and `stop` interrupts this one
+            close_fds=False,  # it inherits the lock of the folder
             env={**os.environ, **about.environment},
         )
 
-    def look(self) -> int | None:
-        """Show the watcher what is new in the log; the exit status once there is one."""
-        status = self.process.poll()
+    def poll(self) -> int | None:
+        """Pass new entries of the log to the watcher; return the exit status, or None if the process is running."""
+        status = self.process.poll()  # before the log is read, so that its end is not missed
         for entry in read_log(iter(self.reader.readline, "")):
             self.watch(entry)
         return status
@@ -164,7 +165,7 @@ class _Active:
         self.reader.close()
 
     def stop(self) -> None:
-        """As Ctrl-C does; what does not listen, or not before a second Ctrl-C, is killed with all it has started."""
+        """Interrupt the process, and kill it with all its children after PATIENCE_S or a second Ctrl-C."""
         self.process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
             self.process.wait(PATIENCE_S)
@@ -175,7 +176,7 @@ class _Active:
 
 
 def _begin(work: Work, status: int | None, active: list[_Active]) -> None:
-    """Start the next process of a work, if it has one."""
+    """Start the next process of a work, if there is one."""
     with suppress(StopIteration):
         process = next(work) if status is None else work.send(status)
         active.append(_Active(work, process))
@@ -183,9 +184,9 @@ def _begin(work: Work, status: int | None, active: list[_Active]) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal do what Ctrl-C does, also in the background, where a shell ignores Ctrl-C."""
+    """Make SIGTERM and a closed terminal act like Ctrl-C, also in the background, where shells ignore Ctrl-C."""
     numbers = [signal.SIGINT, signal.SIGTERM]
-    numbers += [signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) == signal.SIG_DFL)  # not with nohup
+    numbers += [signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) == signal.SIG_DFL)  # nohup ignores it
     before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     try:
         yield
@@ -196,7 +197,7 @@ def _interruptible() -> Iterator[None]:
 
 # ----------------------------------------------------------------------------------------------------------------- logs
 def read_log(lines: Iterable[str], name: str = "") -> Iterator[dict[str, Any]]:
-    """The JSON objects in the lines of fairseq's log, of the logger `name` only if one is given."""
+    """Iterate over the JSON objects in the lines of fairseq's log, only those of the logger `name` if given."""
     for line in lines:
         before, brace, rest = line.partition("{")
         if brace and name in before:
@@ -207,20 +208,20 @@ def read_log(lines: Iterable[str], name: str = "") -> Iterator[dict[str, Any]]:
 
 
 def entries(log: Path, name: str = "") -> list[dict[str, Any]]:
-    """The JSON objects in a log of all attempts, as `read_log`."""
+    """The JSON objects in a log of all attempts, as by `read_log`."""
     with log.open(encoding="utf-8", errors="replace") as lines:
         return list(read_log(lines, name))
 
 
 def speed(log: Path, unit: str) -> float | None:
-    """The median training speed in a log, in words ("wps") or updates ("ups") a second; None when it has none."""
+    """The median training speed in a log, in words ("wps") or updates ("ups") per second; None if it has none."""
     speeds = [float(entry[unit]) for entry in entries(log, "train_inner") if unit in entry]
-    measured = [one for one in speeds if one > 0]  # the first of a process may be 0
+    measured = [value for value in speeds if value > 0]  # the first of a process may be 0
     return median(measured) if measured else None
 
 
 def failure(log: Path, start: int, status: int) -> LeapformerError:
-    """What the last attempt died of: the last line in the log from byte `start` on that names an error."""
+    """Return the error of the last attempt: the last line of the log from byte `start` on that names an exception."""
     with log.open("rb") as file:
         file.seek(start)
         output = file.read().decode(errors="replace")
@@ -232,16 +233,16 @@ def failure(log: Path, start: int, status: int) -> LeapformerError:
 
 
 def size_of(log: Path) -> int:
-    """Bytes, 0 without a log: where the next attempt begins."""
+    """The size of a log in bytes, at which the next attempt begins; 0 if there is none."""
     return log.stat().st_size if log.is_file() else 0
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints
 def mend_last(folder: Path) -> None:
-    """Put the newest whole checkpoint in the place of a last one whose copying was interrupted.
+    """Replace a checkpoint_last.pt that was cut off by the newest whole checkpoint.
 
-    fairseq writes one file and copies it to the other names, and goes on from the last one only. Without `compat`, or
-    in earlier versions, copies were made in place.
+    fairseq writes one file, copies it to the other names, and resumes only from the last one. Without `compat`, or in
+    earlier versions of this package, copies were written in place, so an interruption could cut one off.
     """
     last = folder / LAST
     if not last.is_file() or not _is_cut_off(last):
@@ -258,16 +259,16 @@ def mend_last(folder: Path) -> None:
 
 
 def _is_cut_off(checkpoint: Path) -> bool:
-    """Whether it is no whole file of torch.save, whose list of contents is at the end.
+    """Whether a file of torch.save, a zip archive, lacks its end, where the list of contents is.
 
-    Files of PyTorch before 1.6 are pickles; whether those are whole, and what else may be wrong, a reader has to say.
+    Files of PyTorch before 1.6 are pickles, which only loading can check.
     """
     with checkpoint.open("rb") as file:
         return file.read(1) != b"\x80" and not zipfile.is_zipfile(file)
 
 
 def refusing(what: str, command: str = "train") -> Callable[[str], NoReturn]:
-    """What a parser of fairseq's options does with an error: one line about `what`, instead of pages of usage."""
+    """Return an error handler for a parser of fairseq's options: one line about `what` instead of pages of usage."""
 
     def refuse(message: str) -> NoReturn:
         reason = message.partition(" (choose from")[0]  # there are hundreds of architectures
@@ -277,9 +278,9 @@ def refusing(what: str, command: str = "train") -> Callable[[str], NoReturn]:
 
 
 def parse_options(words: Sequence[str], what: str) -> Namespace:
-    """The options of a training, parsed as `leapformer train` does, to find out before any work what it would refuse.
+    """Parse the options of a training like `leapformer train`, to reject wrong ones before any work.
 
-    Raises LeapformerError in one line, about `what` the words came from, for options that do not exist.
+    `what` names the source of the words in messages. Raises LeapformerError for unknown options.
     """
     register()
     from fairseq import options

@@ -1,1 +1,1 @@
-"""What everything else uses: errors, files and locks, lines, processes, progress, memory, signature."""
+"""Foundations that every room may import: errors, files and locks, lines, processes, progress, memory, signature."""

@@ -1,4 +1,4 @@
-"""The one exception for what a user can correct, and what the exceptions of Python and its libraries mean to a user.
+"""LeapformerError, for what a user can correct, and explanations of exceptions raised by Python and its libraries.
 
 The command line prints either as a single line.
 """
@@ -13,50 +13,51 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-TRACEBACK = "LEAPFORMER_TRACEBACK"  # variable of the environment: commands print tracebacks
-SHOWN = 300  # letters of a message of somebody else
+TRACEBACK = "LEAPFORMER_TRACEBACK"  # environment variable: commands print tracebacks
+SHOWN = 300  # characters quoted from another library's message
 
 
 class LeapformerError(ValueError):
-    """A user's value, file or combination of options is wrong.
+    """An error that the user can correct: a wrong value, file or combination of options.
 
     The message is one line that names the value, the reason and the remedy.
     """
 
 
 def one_line(error: LeapformerError) -> str:
-    """The message alone: an error from a data loader's worker process comes with its traceback in front."""
+    """Return the message without the traceback that precedes it if the error comes from a data loader's worker."""
     return str(error).strip().splitlines()[-1].rpartition(f"{LeapformerError.__name__}: ")[2]
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """What may have been meant by an unknown name, as part of a message: "did you mean leap or local? ", or nothing."""
-    from difflib import get_close_matches  # only here, where time no longer matters
+def suggestion(name: str, choices: Iterable[str]) -> str:
+    """Suggest up to two choices close to a mistyped name ("did you mean leap or local? "), or return ""."""
+    from difflib import get_close_matches  # imported here: only a failing command pays for it
 
-    near = get_close_matches(name, known, n=2, cutoff=0.65)
+    near = get_close_matches(name, choices, n=2, cutoff=0.65)
     return f"did you mean {' or '.join(near)}? " if near else ""
 
 
-# ------------------------------------------------------------------------------------- exceptions that are not our own
-#: what an error number of the operating system means, and the remedy
+# ------------------------------------------------------------------------------------- exceptions of other libraries
+#: errno -> reason, remedy
 _NUMBERS = {
     errno.ENOENT: ("no such file or folder", "check the path"),
     errno.ENOTDIR: ("a part of the path is a file, not a folder", "check the path"),
     errno.EISDIR: ("it is a folder", "give a file"),
-    errno.EEXIST: ("it exists already", "delete it or choose another path"),
+    errno.EEXIST: ("it already exists", "delete it or choose another path"),
     errno.EACCES: ("permission denied", "change its permissions or choose another path"),
     errno.EPERM: ("the operation is not permitted", "change its permissions or choose another path"),
     errno.EROFS: ("the file system is read-only", "choose another path"),
-    errno.ENOSPC: ("the disk is full", "make room, and repeat the command"),
-    errno.EDQUOT: ("the disk quota is used up", "make room, and repeat the command"),
+    errno.ENOSPC: ("the disk is full", "free some space, and repeat the command"),
+    errno.EDQUOT: ("the disk quota is used up", "free some space, and repeat the command"),
     errno.EFBIG: ("a limit of file sizes was reached", "raise it (`ulimit -f`), and repeat the command"),
     errno.EIO: ("the disk reports an error", "check it, or choose another path"),
     errno.ENAMETOOLONG: ("the name is too long", "choose a shorter one"),
     errno.EMFILE: ("too many files are open", "raise the limit (`ulimit -n`)"),
     errno.EADDRINUSE: ("the address is in use", "choose another port"),
 }
-#: exceptions of what reads files, for a file with another content
-_OF_READERS = frozenset(
+# By name, so that explaining an error imports none of these libraries.
+#: exceptions that parsers raise for a damaged file or one of another format
+_PARSER_ERRORS = frozenset(
     (
         *(
             "builtins.UnicodeDecodeError",
@@ -76,11 +77,12 @@ _EXTRAS = {
     **{"simuleval": "simul", "entmax": "bench", "onnx": "onnx", "onnxscript": "onnx"},
     **dict.fromkeys(("numpy", "onnxruntime", "sentencepiece", "soundfile", "websockets"), ""),
 }
-_NAMES_OF_FILES = ("path", "file", "filename", "file_name", "fname", "file_path", "input_file", "local_path", "fn", "f")
+#: names of local variables, in our code and in libraries, that hold the path of the file being read
+_PATH_VARIABLES = ("path", "file", "filename", "file_name", "fname", "file_path", "input_file", "local_path", "fn", "f")
 
 
 def explained(error: BaseException) -> LeapformerError | None:
-    """The user's error behind an exception of the operating system, or of what reads files; None for any other."""
+    """Translate an exception of the operating system or of a file parser; None if it is not the user's to correct."""
     if isinstance(error, LeapformerError):
         return error
     message = _missing_package(error) or _damaged_file(error) or _encoding(error) or _memory(error)
@@ -90,7 +92,10 @@ def explained(error: BaseException) -> LeapformerError | None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, on one line; of one from another process, which brings its traceback, the last line."""
+    """Summarise an exception in one line: its type and first line, or the last line of a traceback in its message.
+
+    Exceptions from other processes carry their traceback in the message.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
@@ -100,17 +105,16 @@ def first_line(error: BaseException) -> str:
 
 
 def frames(error: BaseException) -> Iterator[FrameType]:
-    """The calls that an exception passed, the innermost first."""
-    passed, trace = [], error.__traceback__
+    """Iterate over the stack frames that an exception passed through, innermost first."""
+    stack, trace = [], error.__traceback__
     while trace is not None:
-        passed.append(trace.tb_frame)
+        stack.append(trace.tb_frame)
         trace = trace.tb_next
-    return reversed(passed)
+    return reversed(stack)
 
 
 def _system(error: OSError) -> str | None:
-    """Of an error without a number, such as those that libraries raise, the text is all there is."""
-    if error.errno is None:
+    if error.errno is None:  # raised by a library with nothing but a text
         text = " ".join(str(error).split())
         return text[:SHOWN] or None
     name = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else _file_of(error)
@@ -132,7 +136,7 @@ def _missing_package(error: BaseException) -> str | None:
 
 def _damaged_file(error: BaseException) -> str | None:
     names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
-    name = _file_of(error) if names & _OF_READERS else None
+    name = _file_of(error) if names & _PARSER_ERRORS else None
     return f"{name} cannot be read ({first_line(error)}); check it, or replace it" if name else None
 
 
@@ -144,23 +148,26 @@ def _encoding(error: BaseException) -> str | None:
 
 
 def _memory(error: BaseException) -> str | None:
-    """Python's, and those of PyTorch for a CPU and a GPU."""
-    said = re.search(r"(CUDA |)out of memory[^\n]*?(Tried to allocate [\d.]+ \w+)?|can't allocate memory", str(error))
-    if not isinstance(error, MemoryError) and not (isinstance(error, RuntimeError) and said):
+    """Explain Python's MemoryError and PyTorch's RuntimeError for a CPU or a GPU."""
+    match = re.search(r"(CUDA |)out of memory[^\n]*?(Tried to allocate [\d.]+ \w+)?|can't allocate memory", str(error))
+    if not isinstance(error, MemoryError) and not (isinstance(error, RuntimeError) and match):
         return None
-    where = "the GPU" if said and said[1] else "this machine"
+    where = "the GPU" if match and match[1] else "this machine"
     return f"{where} is out of memory; give smaller batches (--max-tokens, --batch-size), or use fewer processes"
 
 
 def _file_of(error: BaseException) -> str | None:
-    """The file that the innermost call was at work on: an open one, or an existing one under a usual name."""
+    """The file that was being read, from the local variables of the stack: an open file, or an existing path.
+
+    Parsers are given a stream or a string and their exceptions do not name the file.
+    """
     for frame in frames(error):
         variables = frame.f_locals
         for value in variables.values():
             name = getattr(value, "name", None) if callable(getattr(value, "read", None)) else None
             if isinstance(name, str) and not name.startswith("<"):
                 return name
-        for name in _NAMES_OF_FILES:
+        for name in _PATH_VARIABLES:
             if _exists(value := variables.get(name)):
                 return str(value)
     return None
@@ -169,5 +176,5 @@ def _file_of(error: BaseException) -> str | None:
 def _exists(value: Any) -> bool:
     try:
         return isinstance(value, (str, Path)) and bool(str(value)) and Path(value).exists()
-    except (OSError, ValueError):  # a text, not a path
+    except (OSError, ValueError):  # a text, too long for a path or with a null character
         return False

@@ -1,7 +1,7 @@
-"""Files that are written as a whole, and folders that hold one run.
+"""Atomic file writes, and folders that one process owns and that hold one run.
 
-A command may be interrupted at any moment, and started again with other options: a file must never be half of one, and
-a folder never hold the results of two runs. What goes wrong with either is one clear line.
+A command may be interrupted at any moment and started again with other options: no file may be left half written, and
+no folder may mix the results of two runs. Failures are reported as a LeapformerError.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ from typing import Any
 from .errors import LeapformerError
 
 LOCK = ".lock"
-GRACE_S = 2.0  # for a process that was ended, and what it started, to give a folder back
+GRACE_S = 2.0  # seconds that a terminated process and its children have to release a folder
 _MISSING = object()
 _log = logging.getLogger(__name__)
-_SHOWN = 200  # letters of a value in a message
+_SHOWN = 200  # characters of a value in a message
 _HOST = re.sub(r"\W", "", os.uname().nodename)[:20] or "host"
 _PARTIAL = re.compile(rf"\..+\.{_HOST}-(\d+)-[0-9a-f]{{8}}\.partial")
+#: errors of file systems without locks or fsync, as some network file systems are set up
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-_OWNED = "LEAPFORMER_OWNED"  # variable of the environment: the folders of the command that started this process
-_locks = dict[str, int]()  # the descriptors of the locks of this process, by folder
+_OWNED = "LEAPFORMER_OWNED"  # environment variable: folders owned by the command that started this process, as JSON
+_locks = dict[str, int]()  # folder -> descriptor of the lock that this process holds
 
 
 # ---------------------------------------------------------------------------------------------------------- whole files
 def partial_of(path: Path) -> Path:
-    """A new name beside `path` for what will become it: no other process or thread, on any machine, has the same."""
-    name = path.name.encode()[:200].decode(errors="ignore")  # a file system takes 255 bytes
+    """Return a temporary name beside `path`, unique among threads, processes and machines."""
+    name = path.name.encode()[:200].decode(errors="ignore")  # names are limited to 255 bytes
     return path.with_name(f".{name}.{_HOST}-{os.getpid()}-{secrets.token_hex(4)}.partial")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write instead of `path`; it becomes `path` only when the block ends well, and lies on the disk then."""
+    """Yield a temporary file that replaces `path`, synced to disk, if the block ends without an exception."""
     partial = partial_of(path)
     try:
         yield partial
@@ -55,10 +56,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Rename a file over another one, with its content on the disk first: a crash leaves the one or the other whole."""
+    """Replace `new` with `old`, synced to disk first: after a crash, `new` is complete with either content."""
     _sync(old)
     os.replace(old, new)
-    with suppress(OSError):  # of folders that may not be read, and file systems without it
+    with suppress(OSError):  # a folder without read permission, or a file system that cannot sync folders
         _sync(new.parent)
 
 
@@ -74,10 +75,9 @@ def _sync(path: Path) -> None:
 
 
 def write_text(path: str | Path, text: str, option: str = "") -> None:
-    """Write a file as a whole or not at all; a device, a pipe or a link, such as /dev/stdout, is written into.
+    """Write a file atomically; a device, pipe or link, such as /dev/stdout, is written directly.
 
-    Raises LeapformerError when it cannot be written. `option` is the one that the path comes from, if another value of
-    it would help.
+    Raises LeapformerError if it cannot be written. `option` is the flag that set the path, if another value would help.
     """
     path = Path(path)
     try:
@@ -92,9 +92,9 @@ def write_text(path: str | Path, text: str, option: str = "") -> None:
 
 
 def write_with(path: str | Path, write: Callable[[Path], object], kept: str = "") -> None:
-    """Let `write` make a file as a whole or not at all, such as a picture or a file of tensors.
+    """Write a file atomically with the function `write`, such as a picture or a file of tensors.
 
-    Raises LeapformerError when it cannot be written. `kept` says what is not lost, and what to do.
+    Raises LeapformerError if it cannot be written; `kept` replaces the remedy and says what is not lost.
     """
     path = Path(path)
     try:
@@ -102,115 +102,114 @@ def write_with(path: str | Path, write: Callable[[Path], object], kept: str = ""
             write(partial)
     except OSError as error:
         reason = error.strerror or str(error)
-    except RuntimeError:  # of PyTorch, whose reason is a page about its own code
+    except RuntimeError:  # torch.save hides the errno behind a long C++ message
         reason = "the disk is full, or a limit of file sizes was reached"
     else:
         return
-    raise LeapformerError(f"{path} cannot be written: {reason}; {kept or 'make room, and repeat the command'}")
+    raise LeapformerError(f"{path} cannot be written: {reason}; {kept or 'free some space, and repeat the command'}")
 
 
 def write_json(path: str | Path, content: Any, option: str = "") -> None:
-    """Write `content` as JSON for people to read, too. Raises LeapformerError as `write_text` does."""
+    """Write indented JSON atomically. Raises LeapformerError like `write_text`."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n", option)
 
 
 def read_json(
     path: Path, needed: Sequence[str] = (), remedy: str = "delete it, and the same command makes it again"
 ) -> dict[str, Any]:
-    """The JSON object that a command left in a file.
+    """Read a JSON object that a command has written.
 
-    Raises LeapformerError with the `remedy` when the file cannot be read or is damaged: no JSON, no object, or without
-    a `needed` name.
+    Raises LeapformerError with the `remedy` if the file cannot be read, is not a JSON object, or lacks a `needed` key.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
             raise ValueError("no JSON object")
-        if missing := [name for name in needed if name not in found]:
+        if missing := [name for name in needed if name not in content]:
             raise ValueError(f"without {missing[0]!r}")
     except OSError as error:
         raise LeapformerError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
     except ValueError as error:
         raise LeapformerError(f"{path} is damaged ({error}); {remedy}") from error
-    return found
+    return content
 
 
 # -------------------------------------------------------------------------------------------------------------- folders
-def made_folder(path: str | Path, option: str = "--out") -> Path:
-    """The folder of an option, made before minutes are spent on what goes into it.
+def make_folder(path: str | Path, option: str = "--out") -> Path:
+    """Create an option's folder, if necessary, before time is spent on its contents.
 
-    Raises LeapformerError if it cannot be made.
+    Raises LeapformerError if it cannot be created.
     """
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LeapformerError(f"{option} {path} cannot be made: {error.strerror}; choose another folder") from error
+        raise LeapformerError(f"{option} {path} cannot be created: {error.strerror}; choose another folder") from error
     return folder
 
 
 @contextmanager
 def owned(path: str | Path, option: str = "--out", *, waits: bool = False) -> Iterator[Path]:
-    """The folder of an option, made if need be, for this process and those that it starts alone.
+    """Create an option's folder, if necessary, and lock it for this process and its children while the block runs.
 
-    What is in the folder is to be looked at inside: until then another process may write it. What a killed process of
-    this machine left half written is deleted first. A folder that was made for this and stays empty is removed.
+    Inspect the folder only inside the block: before that, another process may be writing to it. Partial files left by
+    killed processes of this machine are deleted first. A folder that was created here and stays empty is removed.
+    Nested calls for a folder that this process or its parent already owns do nothing.
 
-    Raises LeapformerError after GRACE_S while another process works here; a command that `waits` says so and waits, for
-    what the other one makes is what it would make. Without locks, as some network file systems are set up, a warning is
-    logged, and all goes on. A folder that this process, or the one that started it, owns already is given at once.
+    Raises LeapformerError if another process still holds the folder after GRACE_S; with `waits`, logs a warning and
+    waits, for commands that would produce the same files. On file systems without locks, logs a warning and goes on.
     """
     folder = Path(path)
     place, around = str(folder.resolve()), owned_folders()
     if place in around:
-        yield made_folder(folder, option)
+        yield make_folder(folder, option)
         return
-    new = [one for one in (folder, *folder.parents) if not one.exists()]
-    made_folder(folder, option)
+    created = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    make_folder(folder, option)
     try:
-        _locks[place] = _taken_lock(folder, option, waits)
+        _locks[place] = _acquire(folder, option, waits)
         try:
             os.environ[_OWNED] = json.dumps([*around, place])
             _sweep(folder)
             yield folder
         finally:
-            os.environ[_OWNED] = json.dumps([one for one in owned_folders() if one != place])
-            _give_back(folder, place)
+            os.environ[_OWNED] = json.dumps([other for other in owned_folders() if other != place])
+            _release(folder, place)
     finally:
-        for one in new:
-            with suppress(OSError):
-                one.rmdir()
+        for parent in created:  # innermost first
+            with suppress(OSError):  # it is not empty
+                parent.rmdir()
 
 
 def owned_folders() -> list[str]:
-    """The folders that this process, or the one that started it, owns."""
-    found: list[str] = json.loads(os.environ.get(_OWNED, "[]"))
-    return found
+    """The folders that this process or its parent owns."""
+    folders: list[str] = json.loads(os.environ.get(_OWNED, "[]"))
+    return folders
 
 
 def holds_files(folder: Path) -> bool:
-    """Whether a folder holds more than what a command leaves that is killed before its first file is written."""
+    """Whether a folder holds anything but a lock and partial files, which a killed command leaves behind."""
     return folder.is_dir() and any(
         path.name != LOCK and not (path.name[0] == "." and path.suffix == ".partial") for path in folder.iterdir()
     )
 
 
-def _taken_lock(folder: Path, option: str, waits: bool) -> int:
-    """The descriptor of the folder's lock, which this process has."""
+def _acquire(folder: Path, option: str, waits: bool) -> int:
+    """Lock a folder and return the descriptor of its lock file."""
     path, end = folder / LOCK, time.monotonic() + GRACE_S
     while True:
         try:
-            # Never through a link, and nothing is written: a file of this name may be somebody's.
+            # Links are not followed and nothing is written: a file of this name may belong to the user.
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        except FileNotFoundError:  # the folder was removed by the process that had made it
-            made_folder(folder, option)
+        except FileNotFoundError:  # the folder was removed by the process that had created it
+            make_folder(folder, option)
             continue
         except OSError as error:
             reason = "is a link; remove it" if path.is_symlink() else f"cannot be written: {error.strerror}"
             raise LeapformerError(f"{option} {folder}: {path} {reason}, or choose another folder") from error
         if not stat.S_ISREG(os.fstat(lock).st_mode):
             os.close(lock)
-            raise LeapformerError(f"{option} {folder}: {path} is no file; remove it, or choose another folder")
+            raise LeapformerError(f"{option} {folder}: {path} is not a file; remove it, or choose another folder")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -220,12 +219,14 @@ def _taken_lock(folder: Path, option: str, waits: bool) -> int:
                 )
                 return lock
         else:
-            if _is_at(lock, path):  # else its owner has removed it
-                os.set_inheritable(lock, True)  # trainings hold it, too, should this process be killed
+            # A previous owner may have unlinked the file between open and flock: then others lock a new file.
+            if _is_at(lock, path):
+                # Trainings inherit the lock, so that it holds for as long as they run if this process is killed.
+                os.set_inheritable(lock, True)
                 return lock
         os.close(lock)
         if time.monotonic() > end and waits:
-            _log.warning("%s: another process is making what is needed here; waiting for it", folder)
+            _log.warning("%s: another process is creating what is needed here; waiting for it", folder)
             end = math.inf
         if time.monotonic() > end:
             raise LeapformerError(
@@ -242,27 +243,27 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _give_back(folder: Path, place: str) -> None:
-    """Close the lock, and remove its file unless a training that was left behind has it still."""
+def _release(folder: Path, place: str) -> None:
+    """Close the lock, and remove its file unless a training that outlives this process still holds it."""
     if (lock := _locks.pop(place, None)) is None:
-        return  # this process is a fork
+        return  # a fork of the owner, which keeps the lock
     os.close(lock)
     path = folder / LOCK
     with suppress(OSError):
         lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(lock, path) and not os.fstat(lock).st_size:
+            if _is_at(lock, path) and not os.fstat(lock).st_size:  # a file with content belongs to the user
                 path.unlink()
         finally:
             os.close(lock)
 
 
 def _sweep(folder: Path) -> None:
-    """Delete what processes of this machine that have ended left half written in a folder and in those in it."""
+    """Delete partial files of dead processes of this machine in a folder and its direct subfolders."""
     for path in [*folder.glob(".*.partial"), *folder.glob("*/.*.partial")]:
         name = _PARTIAL.fullmatch(path.name)
-        if name is None or _runs(int(name[1])):
+        if name is None or _is_alive(int(name[1])):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -270,25 +271,25 @@ def _sweep(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _runs(process: int) -> bool:
+def _is_alive(process: int) -> bool:
     try:
-        os.kill(process, 0)
+        os.kill(process, 0)  # signal 0 only checks
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except PermissionError:  # a process of another user
         pass
     return True
 
 
-def _leave_to_parent() -> None:
-    """In a fork, such as a reader of data: do not hold folders should the process that owns them be killed."""
+def _close_in_fork() -> None:
+    """Close the locks in a fork, such as a data loader's worker, so that it cannot hold them longer than the owner."""
     for lock in _locks.values():
         with suppress(OSError):
             os.close(lock)
     _locks.clear()
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(after_in_child=_close_in_fork)
 
 
 def locked_folder(
@@ -301,21 +302,22 @@ def locked_folder(
     grows: bool = False,
     among_others: bool = False,
 ) -> Path:
-    """The folder of --out, made that of the one run which `about` describes, or found so: runs are never mixed.
+    """Reserve the folder of --out for the run that `about` describes, or check that it holds this run already.
 
-    A command calls it in a folder that it owns (see `owned`). The file `record` in the folder keeps `about`, and the
-    `signature` if one is given. Values that it lacks are added if it `grows`, else they differ. `what` is the noun for
-    such a run. Raises LeapformerError when the record has other values or is damaged, when there is none although the
-    folder is not empty, unless the run may lie `among_others` (other files), and when folder or record cannot be
-    written.
+    Call it in a folder that the process owns (see `owned`). The JSON file `record` in the folder keeps `about` and the
+    `signature`, if given. With `grows`, keys that the record lacks are added; without, they count as a difference.
+    `among_others` allows a folder that holds other files but no record. `what` is the noun for such a run in messages.
+
+    Raises LeapformerError if the record differs or is damaged, if a folder without a record is not empty, or if the
+    folder or the record cannot be written.
     """
-    folder, found = Path(path), dict[str, Any]()
-    kept = folder / record
-    wanted = json.loads(json.dumps(about))  # as it is read again: a tuple becomes a list
-    if kept.is_file():
-        found = read_json(kept, remedy="choose another folder or delete all of this one")
+    folder, recorded = Path(path), dict[str, Any]()
+    file = folder / record
+    wanted = json.loads(json.dumps(about))  # in the form in which it is read back: a tuple becomes a list
+    if file.is_file():
+        recorded = read_json(file, remedy="choose another folder or delete all of this one")
         for name, ours in wanted.items():
-            theirs = found.get(name, ours if grows else _MISSING)
+            theirs = recorded.get(name, ours if grows else _MISSING)
             if theirs != ours:
                 raise LeapformerError(
                     f"--out {folder} holds a {what} with another {_difference(name, theirs, ours)}; "
@@ -323,40 +325,40 @@ def locked_folder(
                 )
     elif not among_others and holds_files(folder):
         raise LeapformerError(f"--out {folder} is not empty and holds no {what}; choose another folder")
-    made_folder(path)
-    if not wanted.keys() <= found.keys():
-        write_json(kept, {**found, **wanted, **({"signature": signature} if signature else {})}, "--out")
+    make_folder(path)
+    if not wanted.keys() <= recorded.keys():
+        write_json(file, {**recorded, **wanted, **({"signature": signature} if signature else {})}, "--out")
     return folder
 
 
 @contextmanager
 def replacing_folder(path: str | Path, record: str, names: Container[str], what: str) -> Iterator[Path]:
-    """A folder to make instead of that of --out; it becomes --out as a whole, when the block ends well.
+    """Yield a temporary folder that replaces the folder of --out if the block ends without an exception.
 
-    What is replaced must be such a folder, `what` it is called: with a `record` and other files of these `names` only.
-    It keeps its place until another takes it, at once where the system can exchange folders. Raises LeapformerError
-    for anything else in the way, and where nothing can be written.
+    Only a folder of the same kind is replaced: one with a file `record` and otherwise only files in `names`. `what` is
+    the noun for it in messages. The old folder stays until it is replaced, in one step if the system can exchange
+    folders. Raises LeapformerError if anything else is in the way, or if the folder cannot be written.
     """
     folder = Path(path).resolve()
     _check_replaced(path, folder, record, names, what)
     partial = folder.with_name(f".{folder.name}.{os.urandom(6).hex()}.partial")
     try:
-        with _written(path):
+        with _write_errors(path):
             partial.mkdir(parents=True)
         yield partial
-        with _written(path):
+        with _write_errors(path):
             for file in partial.iterdir():
                 with file.open("rb") as opened:
                     os.fsync(opened.fileno())
-            _check_replaced(path, folder, record, names, what)
-            _take_place(partial, folder)
+            _check_replaced(path, folder, record, names, what)  # again: the block may have taken minutes
+            _replace(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager
-def _written(path: str | Path) -> Iterator[None]:
-    """Raises LeapformerError where the system cannot write beside --out."""
+def _write_errors(path: str | Path) -> Iterator[None]:
+    """Raise a LeapformerError for an OSError in the block."""
     try:
         yield
     except OSError as error:
@@ -364,29 +366,29 @@ def _written(path: str | Path) -> Iterator[None]:
 
 
 def _check_replaced(path: str | Path, folder: Path, record: str, names: Container[str], what: str) -> None:
-    """Raises LeapformerError where files would be lost that no command like this one made."""
+    """Raise a LeapformerError if replacing `folder` would delete files that no command of this kind has written."""
     if not folder.exists():
         return
     if not folder.is_dir():
         raise LeapformerError(f"--out {path} is a file; choose another folder")
-    found = sorted(one.name for one in folder.iterdir())
-    if found and not (folder / record).is_file():
+    content = sorted(entry.name for entry in folder.iterdir())
+    if content and not (folder / record).is_file():
         raise LeapformerError(f"--out {path} is not empty and holds no {what}; choose another folder")
-    foreign = next((name for name in found if name not in names or not (folder / name).is_file()), None)
+    foreign = next((name for name in content if name not in names or not (folder / name).is_file()), None)
     if foreign is not None:
         raise LeapformerError(
-            f"--out {path} has {foreign} in it, which is of no {what} and would be lost; choose another folder"
+            f"--out {path} has {foreign} in it, which is no part of the {what} and would be lost; choose another folder"
         )
 
 
-def _take_place(new: Path, old: Path) -> None:
-    """Rename a folder; what had the name has that of the new one then, if it had anything in it."""
+def _replace(new: Path, old: Path) -> None:
+    """Rename folder `new` to `old`; a former `old` that is not empty is afterwards called `new`."""
     try:
-        os.rename(new, old)  # where there is none, or an empty one
+        os.rename(new, old)  # works if `old` does not exist or is empty
     except OSError:
         if not old.is_dir():
             raise
-        if not _exchanged(new, old):
+        if not _exchange(new, old):
             aside = new.with_suffix(".old")
             os.rename(old, aside)
             try:
@@ -397,8 +399,8 @@ def _take_place(new: Path, old: Path) -> None:
             os.rename(aside, new)
 
 
-def _exchanged(one: Path, other: Path) -> bool:
-    """Whether two names were exchanged at once, which Linux can on most file systems."""
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two names in one step, and return whether the system could: Linux can on most file systems."""
     import ctypes
 
     try:
@@ -406,36 +408,37 @@ def _exchanged(one: Path, other: Path) -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
+    return rename(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0
 
 
 def _difference(name: str, theirs: Any, ours: Any) -> str:
-    """In words, two values that differ; of two dictionaries the first values in them that do."""
+    """Describe two values that differ; for dictionaries, their first entry that differs."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
-        for inner in {**ours, **theirs}:
-            one, other = theirs.get(inner, _MISSING), ours.get(inner, _MISSING)
-            if one != other:
-                return _difference(f"{inner} in {name}", one, other)
+        for key in {**ours, **theirs}:
+            their_value, our_value = theirs.get(key, _MISSING), ours.get(key, _MISSING)
+            if their_value != our_value:
+                return _difference(f"{key} in {name}", their_value, our_value)
     return f"{name} ({_short(theirs)}, not {_short(ours)})"
 
 
 def _short(value: Any) -> str:
-    """Some of the value, on one line."""
+    """The value on one line, shortened."""
     text = "nothing" if value is _MISSING else json.dumps(value, ensure_ascii=False)
     return text if len(text) < _SHOWN else text[: _SHOWN - 3] + "..."
 
 
 # ------------------------------------------------------------------------------------------------------- moved folders
 def paths_beside(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """A data configuration of `folder` with the paths in it as they are now, wherever the folder is.
+    """Resolve the paths in a data configuration of `folder`, which may have been moved since it was written.
 
-    Relative ones of the audio and the statistics are looked for in the folder. Of an absolute one that is gone, what is
-    found in the folder by the end of the path is taken; an audio root that held the statistics was the folder itself.
+    Relative paths of audio and CMVN statistics are looked up in the folder. For an absolute path that no longer
+    exists, the longest ending of it that exists in the folder is used. If the audio root was the folder of the
+    statistics, it was the data folder itself, so `folder` replaces it.
     """
     statistics = config.get("global_cmvn")
-    held = str(Path(str(statistics.get("stats_npz_path"))).parent) if isinstance(statistics, Mapping) else None
+    old_folder = str(Path(str(statistics.get("stats_npz_path"))).parent) if isinstance(statistics, Mapping) else None
 
-    def now(name: str, value: Any) -> Any:
+    def resolved(name: str, value: Any) -> Any:
         if isinstance(value, Mapping):
             return paths_beside(value, folder)
         if not isinstance(value, str) or not value:
@@ -443,16 +446,16 @@ def paths_beside(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         if not Path(value).is_absolute():
             beside = folder / value
             return str(beside) if name in ("audio_root", "stats_npz_path") and beside.exists() else value
-        found = moved(value, folder)
-        return str(folder if name == "audio_root" and value == held and not found.exists() else found)
+        path = moved(value, folder)
+        return str(folder if name == "audio_root" and value == old_folder and not path.exists() else path)
 
-    return {name: now(name, value) for name, value in config.items()}
+    return {name: resolved(name, value) for name, value in config.items()}
 
 
 def moved(path: str | Path, folder: Path) -> Path:
-    """The path, or if it is absolute and gone, what is found in `folder` by its end."""
+    """Return the path, or for an absolute one that no longer exists its longest ending that exists in `folder`."""
     path = Path(path)
     if not path.is_absolute() or path.exists():
         return path
-    ends = (folder.joinpath(*path.parts[i:]) for i in range(1, len(path.parts)))
-    return next((end for end in ends if end.exists()), path)
+    candidates = (folder.joinpath(*path.parts[i:]) for i in range(1, len(path.parts)))
+    return next((candidate for candidate in candidates if candidate.exists()), path)

@@ -1,8 +1,8 @@
-"""The lines of text files, and the rows of tables: the one reader of the package.
+"""Reads lines of text files and rows of tables; the package has no other reader of either.
 
-Only a line feed ends a line, and a carriage return before it belongs to the end. Nothing else does, whatever Python's
-`splitlines` and universal newlines say: a carriage return by itself, VT, FF, FS, GS, RS, NEL, U+2028 and U+2029 occur
-inside sentences, and a reader that splits there pairs every later line with the wrong one.
+A line ends with a line feed, or a carriage return and a line feed. Python's `splitlines` and universal newlines also
+split at a carriage return by itself, VT, FF, FS, GS, RS, NEL, U+2028 and U+2029. These occur inside sentences, and a
+reader that splits there pairs every later line with the wrong one.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from .errors import LeapformerError
 from .files import replacing
 
 _ESCAPED = re.compile(r"\\(.)")
-_FIELD = re.compile(r"((?:\\.|[^\t])*)\t")  # of a table in which a backslash escapes what follows it
+_FIELD = re.compile(r"((?:\\.|[^\t])*)\t")  # a field in which a backslash escapes the next character
 
 
 # ---------------------------------------------------------------------------------------------------------------- lines
 def find_text(folder: Path, names: Sequence[str]) -> Path | None:
-    """The first of these files that exists in `folder`, as it is or with .gz; None if there is none."""
+    """Return the first of these files that exists in `folder`, with or without .gz; None if there is none."""
     candidates = (folder / f"{name}{suffix}" for name in names for suffix in ("", ".gz"))
     return next((path for path in candidates if path.is_file()), None)
 
 
 def decoded(lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[str]:
-    """The text of lines that end with a line feed, such as those of a file that is open in binary mode.
+    """Decode lines, such as those of a file opened in binary mode, and strip their endings.
 
-    `name` is what messages call the file, and `first` the number of the first line. Raises LeapformerError with the
-    line and the byte for what is not UTF-8.
+    `name` is the name of the file in messages, `first` the number of its first line. Raises LeapformerError, with the
+    line and the byte, for text that is not UTF-8.
     """
     for number, line in enumerate(lines, first):
         try:
@@ -51,10 +51,10 @@ def decoded(lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[str]:
 def read_lines(
     path: str | Path, option: str = "", remedy: str = "check the path, or download it again"
 ) -> Iterator[str]:
-    """The lines of a file, plain or gzip, one by one.
+    """Iterate over the lines of a file, which may be compressed with gzip.
 
-    Raises LeapformerError, with the `option` that names the file, if it cannot be read, is named .gz but is not gzip,
-    or is not UTF-8.
+    Raises LeapformerError, with the `option` that names the file, if the file cannot be read, is named .gz without
+    being gzip, or is not UTF-8.
     """
     path = Path(path)
     name = f"{option} {path}".strip()
@@ -68,17 +68,20 @@ def read_lines(
 
 
 def lines_or_text(value: str) -> list[str]:
-    """The lines of the file of that name, or of the value itself. Raises LeapformerError as `read_lines` does."""
+    """Return the lines of the file `value`, or of the text `value` if there is no such file.
+
+    Raises LeapformerError like `read_lines`.
+    """
     try:
         if Path(value).is_file():
             return list(read_lines(value))
-    except OSError:  # a sentence may be longer than the name of a file
+    except OSError:  # the text is too long for a file name
         pass
     return list(decoded(io.BytesIO(value.encode("utf-8", "surrogateescape")), "the text"))
 
 
 def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
-    """Pairs of lines of two files. Raises LeapformerError, at the end, if one file has more lines than the other."""
+    """Iterate over pairs of lines of two files; at the end, raise LeapformerError if one file has more lines."""
     counts = [0, 0]
     for lines in zip_longest(read_lines(source), read_lines(target)):
         counts = [count + (line is not None) for count, line in zip(counts, lines, strict=True)]
@@ -86,13 +89,13 @@ def read_pairs(source: Path, target: Path) -> Iterator[tuple[str, str]]:
             yield lines
     if counts[0] != counts[1]:
         raise LeapformerError(
-            f"{source} has {counts[0]} lines but {target} has {counts[1]}, so they are no translations line by line; "
-            "give the files that belong together"
+            f"{source} has {counts[0]} lines but {target} has {counts[1]}, so they do not match line by line; give "
+            "the files that belong together"
         )
 
 
 def write_lines(path: Path, lines: Iterable[object]) -> int:
-    """Write a text file line by line, whatever its size, and return the number of lines."""
+    """Write a text file atomically, line by line, and return the number of lines."""
     count = 0
     with replacing(path) as partial, open(partial, "w", encoding="utf-8", newline="\n") as file:
         for line in lines:
@@ -105,13 +108,14 @@ def write_lines(path: Path, lines: Iterable[object]) -> int:
 def read_table(
     path: str | Path, needed: Mapping[str, str] = MappingProxyType({}), *, of_common_voice: bool = False
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows of a table by the names in its first line, with the numbers of the lines where they end.
+    """Iterate over the rows of a table with a header, as (number of the row's last line, {column: field}).
 
-    Fields are separated by tabs, and quotation marks have no meaning; in a .csv they are separated by commas, and one
-    in quotation marks may hold line feeds. Lines without anything in them are no rows. In tables `of_common_voice`,
-    what follows a backslash belongs to the field, and rows may lack the last fields. Raises LeapformerError for a file
-    that cannot be read, lacks a `needed` column, whose value is the remedy, or has a row with another number of fields
-    than the first line.
+    In a .csv, commas separate fields, and a quoted field may contain line feeds. In any other file, tabs do, and
+    quotation marks have no meaning. Empty lines are skipped. With `of_common_voice`, a backslash escapes the next
+    character, and rows may lack their last fields. `needed` maps required columns to the remedy if one is missing.
+
+    Raises LeapformerError if the file cannot be read, lacks a needed column, or has a row whose number of fields
+    differs from the header's.
     """
     rows = _rows(Path(path), of_common_voice)
     names = next(rows, (0, []))[1]
@@ -132,7 +136,7 @@ def read_table(
 
 def _rows(path: Path, escapes: bool) -> Iterator[tuple[int, list[str]]]:
     lines = read_lines(path)
-    first = next(lines, "").removeprefix("\ufeff")  # spreadsheets begin with it
+    first = next(lines, "").removeprefix("\ufeff")  # a byte order mark, which spreadsheets write
     if path.suffix != ".csv":
         for number, line in enumerate(chain([first], lines), 1):
             if line:

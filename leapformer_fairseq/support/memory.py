@@ -1,4 +1,4 @@
-"""Memory of this process, as Linux reports it."""
+"""Memory use of this process, as Linux reports it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MIB = 2**20  # bytes
 
 
 def resident_bytes(field: Literal["VmRSS", "VmHWM"] = "VmRSS") -> int | None:
-    """Resident memory of this process (VmRSS) or its peak so far (VmHWM); None on systems other than Linux."""
+    """Return resident memory (VmRSS) or its peak so far (VmHWM) in bytes; None on systems other than Linux."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Work in several processes: the one pool of the package, in which a process that dies ends the command."""
+"""Pools of processes; a process that dies ends the command instead of leaving it waiting."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .errors import LeapformerError
 
 @contextmanager
 def pool_of(count: int, what: str, remedy: str) -> Iterator[ProcessPoolExecutor]:
-    """`count` fresh processes that log warnings only; what waits for them is dropped when the block ends.
+    """Yield a pool of `count` spawned processes that log warnings only; pending work is cancelled after the block.
 
-    Fresh ones, since forked ones inherit the threads of torch, and since fairseq, once imported, logs at its own level.
-    `multiprocessing.Pool` is not used: it waits for ever for the result of a process that was killed. Raises
-    LeapformerError when one of them dies: `what` is the option that asked for them, and `remedy` says what is kept.
+    Raises LeapformerError if a process dies: `what` is the option that asked for processes, `remedy` says what is kept.
     """
+    # Spawned, not forked: forks inherit torch's threads, and the log level that importing fairseq sets.
+    # Not multiprocessing.Pool: it waits forever for the result of a process that was killed.
     quiet = partial(logging.basicConfig, level=logging.WARNING)
     with ProcessPoolExecutor(count, get_context("spawn"), quiet) as pool:
         try:
@@ -33,18 +33,18 @@ def pool_of(count: int, what: str, remedy: str) -> Iterator[ProcessPoolExecutor]
 
 
 class Pool:
-    """As much of `multiprocessing.Pool` as fairseq uses. Raises LeapformerError where one of its processes dies."""
+    """The part of `multiprocessing.Pool` that fairseq uses. Raises LeapformerError if one of its processes dies."""
 
     def __init__(self, processes: int) -> None:
         self._count = processes
         self._executor = ProcessPoolExecutor(processes)
 
     def apply_async(self, work: Callable[..., Any], args: Sequence[Any] = (), kwds: Mapping[str, Any] = {}) -> _Result:
-        """Let a process work; `get` of what is returned waits for the result."""
+        """Submit work; `get` of the returned object waits for the result."""
         return _Result(self._executor.submit(work, *args, **kwds), self._count)
 
     def close(self) -> None:
-        """No more work comes."""
+        """Accept no more work."""
         self._executor.shutdown(wait=False)
 
     def join(self) -> None:

@@ -1,4 +1,4 @@
-"""How long work says how far it is: a callback of the library, which commands show as a bar."""
+"""Progress of long-running work: callbacks, which commands show as a bar."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from typing import Protocol
 
 
 class Watch(Protocol):
-    """Called now and then: so much is done, of so much, and this is what is being done."""
+    """A progress callback: `done` of `total` units of work are finished; `what` names the current one."""
 
     def __call__(self, done: int, total: int, what: str = "") -> None: ...
 
 
 def unwatched(done: int, total: int, what: str = "") -> None:
-    """Nobody looks."""
+    """Ignore progress."""
 
 
 @contextmanager
 def progress(title: str, unit: str) -> Iterator[Watch]:
-    """A bar on standard error, drawn once a second at most, and not before the first call: work may be refused.
+    """Yield a callback that draws a bar on standard error, at most once a second.
+
+    Nothing is drawn before the first call, since work may still be rejected.
 
     Without tqdm, which exported models do not need, there is no bar.
     """

@@ -1,4 +1,4 @@
-"""The signature of a result: which code, libraries and machine it came from, as sacreBLEU does for scores."""
+"""Signatures of results: code, libraries and machine, in the manner of sacreBLEU's signatures of scores."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ LIBRARIES = {"torch": "torch", "fairseq": "fairseq-fixed", "simuleval": "simulev
 
 
 def environment() -> dict[str, str | int | None]:
-    """What a result depends on besides its own options; None for what is not installed or cannot be known.
-
-    `threads` are those of this process.
-    """
+    """The versions and machine that a result depends on, and the threads of this process; None for what is unknown."""
     return {
         "leapformer_fairseq": __version__,
         "commit": _commit(PLUGIN_DIR),
@@ -33,9 +30,9 @@ def environment() -> dict[str, str | int | None]:
 
 
 def signature(**options: object) -> str:
-    """The environment, and `options` such as a seed, in one line: `leapformer_fairseq:0.1.0|commit:...|seed:1`.
+    """Return the environment and `options`, such as a seed, on one line: `leapformer_fairseq:0.1.0|commit:...|seed:1`.
 
-    Give `threads` where another process than this one did what the result is of: its number, or None if unknown.
+    Pass `threads` (None if unknown) if another process computed the result.
     """
     return "|".join(f"{name}:{value}" for name, value in {**environment(), **options}.items())
 
@@ -48,9 +45,9 @@ def _version(distribution: str) -> str | None:
 
 
 def _commit(folder: Path) -> str | None:
-    """The git commit of the code in `folder`, with "-dirty" after changes; None outside a checkout of it."""
+    """The git commit of the code in `folder`, with "-dirty" if files were changed; None outside a checkout of it."""
     try:
-        # a package installed below some other project's checkout is not tracked there
+        # A package installed inside another project's checkout must not report that project's commit.
         _git(folder, "ls-files", "--error-unmatch", "__init__.py")
         return _git(folder, "describe", "--always", "--dirty", "--exclude=*")
     except (OSError, subprocess.CalledProcessError):
@@ -72,6 +69,5 @@ def _cpu() -> str:
 
 
 def _threads() -> int:
-    """Those of torch where it has been used: a signature is no reason to import it."""
-    torch = sys.modules.get("torch")
+    torch = sys.modules.get("torch")  # not worth importing: without torch, no computation used its threads
     return torch.get_num_threads() if torch else os.cpu_count() or 1

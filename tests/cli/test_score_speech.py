@@ -100,7 +100,7 @@ def test_runs_that_are_called_alike_go_by_their_paths(runs, tmp_path):
     [
         (("--pictures", -1), "--pictures -1: give a number of sentences"),
         (("elsewhere/run",), "give the folder for the table as --out"),
-        (("--out", "file"), "--out file cannot be made"),
+        (("--out", "file"), "--out file cannot be created"),
     ],
 )
 def test_options_that_do_not_serve(arguments, message, runs, tmp_path, capsys, monkeypatch):

@@ -125,7 +125,7 @@ def test_an_interrupted_preparation_starts_again(tmp_path):
     root, out = plain_tree(tmp_path / "data"), tmp_path / "out"
     good = (root / "test.de").read_bytes()
     (root / "test.de").write_bytes(good + b"noch einer\n")
-    with pytest.raises(LeapformerError, match="no translations line by line"):
+    with pytest.raises(LeapformerError, match="do not match line by line"):
         prepared("wmt14", root, out)
     (root / "test.de").write_bytes(good)
     assert prepared("wmt14", root, out)["test"]["pairs"] == SIZES["test"]

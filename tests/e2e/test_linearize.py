@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.models.averaging import load_checkpoint, updates_in_all
+from leapformer_fairseq.models.averaging import load_checkpoint, total_updates
 from leapformer_fairseq.studies.linearize import stages
 from leapformer_fairseq.studies.linearize.command import words_of
 from leapformer_fairseq.studies.linearize.pair import load_pair
@@ -182,7 +182,7 @@ def test_a_teacher_that_was_just_converted_counts_what_it_was_trained_before(tea
     ]
     done(leapformer("train", *words, *smoothed, "--max-update", "1", "--save-dir", str(tmp_path / "converted")))
     converted = tmp_path / "converted/checkpoint_last.pt"
-    assert updates_in_all(load_checkpoint(converted)) == 61
+    assert total_updates(load_checkpoint(converted)) == 61
     shares = ["linearize", "--path", str(converted), "--attention", "leap", "--out", str(tmp_path / "out")]
     assert main(shares) == 2
     assert capsys.readouterr().err.strip() == (
@@ -196,7 +196,7 @@ def test_a_teacher_that_was_just_converted_counts_what_it_was_trained_before(tea
     ("counts", "total"), [([], 0), ([7], 7), ([100, 150], 150), ([5000, 1], 5001), ([100, 200, 3, 9, 4], 213)]
 )
 def test_updates_are_counted_over_all_trainings(counts, total):
-    assert updates_in_all({"optimizer_history": [{"num_updates": count} for count in counts]}) == total
+    assert total_updates({"optimizer_history": [{"num_updates": count} for count in counts]}) == total
 
 
 @pytest.mark.parametrize("more", ["", "--decoder-normalize-after", "--decoder-embed-dim 64 --no-decoder-final-norm"])

@@ -108,7 +108,7 @@ class TestLanguageModel:
             ),
             (
                 ["eval-lm", "LM", "--path", "MODEL", "--tokens-per-sample", "8", "--context-window", "9"],
-                "--tokens-per-sample leaves -1 new tokens a block; give at least 1, and more than --context-window",
+                "--tokens-per-sample leaves -1 new tokens per block; give at least 1, and more than --context-window",
             ),
             (
                 [

@@ -330,8 +330,8 @@ def holds(path: Path) -> str:
 
 def test_a_repeat_takes_the_place_of_all(exporting, tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
-    for exchange in (files._exchanged, lambda one, other: False):
-        monkeypatch.setattr(files, "_exchanged", exchange)
+    for exchange in (files._exchange, lambda one, other: False):
+        monkeypatch.setattr(files, "_exchange", exchange)
         assert exporting("one", "--sentencepiece-model", str(subwords())) == 0
         assert holds(out) == "one" and (out / SUBWORDS).is_file()
         assert exporting("two") == 0
@@ -345,7 +345,10 @@ def test_foreign_files_are_not_lost(exporting, tmp_path, capsys):
     out = tmp_path / "out"
     out.mkdir()
     assert exporting("one") == 0, "an empty folder may be there"
-    for name, message in (("notes.txt", "has notes.txt in it"), (f"{MODEL}.d", "in it, which is of no export")):
+    for name, message in (
+        ("notes.txt", "has notes.txt in it"),
+        (f"{MODEL}.d", "is no part of the export"),
+    ):
         (out / name).write_text("mine")
         assert exporting("two") == 2 and message in capsys.readouterr().err
         assert (out / name).read_text() == "mine" and holds(out) == "one"
@@ -389,7 +392,7 @@ def at_every_moment(look: Callable[[], object]) -> Iterator[None]:
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_a_kill_at_any_moment_leaves_one_export(exporting, tmp_path, monkeypatch, exchanges):
     if not exchanges:
-        monkeypatch.setattr(files, "_exchanged", lambda one, other: False)
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
     out, seen, states = tmp_path / "out", list[str](), dict[Any, str]()
     assert exporting("one", "--sentencepiece-model", str(subwords())) == 0
 

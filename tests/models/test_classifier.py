@@ -109,7 +109,7 @@ def test_two_sequences():
     assert model([a, b]).shape == (2, 2)
     one, other = model.pooled(a), model.pooled(b)
     assert torch.allclose(seen[0], torch.cat([one, other, one * other, one - other], 1))
-    with pytest.raises(LeapformerError, match="1 sequences an example, the model was built for 2"):
+    with pytest.raises(LeapformerError, match="1 sequences per example, but the model was built for 2"):
         model([a])
     released = build(about=About(12, 2, 2), pairs="concatenated", classifier_width=10)
     shapes = [tuple(layer.weight.shape) for layer in released.classifier if isinstance(layer, torch.nn.Linear)]
@@ -164,7 +164,7 @@ class TestFlaws:
         assert all(p.requires_grad for p in build("abc-linformer", **options).parameters())
 
     @pytest.mark.parametrize(
-        ("pattern", "message"), [("nothing", "no parameter of the model has"), ("(", "no regular expression")]
+        ("pattern", "message"), [("nothing", "no parameter of the model has"), ("(", "not a regular expression")]
     )
     def test_a_bad_pattern(self, pattern, message):
         with pytest.raises(LeapformerError, match=message):

@@ -42,7 +42,7 @@ def test_the_comparison_can_fail():
     """Inverted control: generation that believes in other lengths than scoring."""
     model, batch = nmt("cosformer", **PREDICTED), text_batch()
     hypotheses = generate([model], batch)
-    model.encoder.length_predictor.by_name["ratio"].given = 1.8
+    model.encoder.length_predictor.by_name["ratio"].fixed = 1.8
     assert worst([model], batch, hypotheses) > 1e-3
 
 
@@ -93,7 +93,7 @@ def test_only_training_teaches():
 
 def test_a_decoder_that_is_told_no_length_says_so():
     model, batch = nmt("cosformer", **RATIO), text_batch()
-    with torch.no_grad(), pytest.raises(LeapformerError, match="was given no target length; generate from"):
+    with torch.no_grad(), pytest.raises(LeapformerError, match="received no target length; generate from"):
         model.decoder(target_prefix(3, 1), encoder_out=model.encoder(**batch), incremental_state={})
 
 

@@ -129,7 +129,7 @@ def test_one_sentence_has_the_classes_that_the_model_gives_it(pooling):
         logits, _ = model(tokens.unsqueeze(0), classification_head_name=HEAD)
         torch.testing.assert_close(hub.predict(HEAD, tokens, return_logits=True), logits)
         torch.testing.assert_close(hub.predict(HEAD, tokens), logits.log_softmax(-1))
-        with pytest.raises(LeapformerError, match="tokens for a model of at most .*; cut the text"):
+        with pytest.raises(LeapformerError, match="tokens, but the model has .* positions; shorten the text"):
             hub.predict(HEAD, tokens.repeat(100))
 
 

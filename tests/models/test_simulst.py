@@ -255,7 +255,7 @@ def test_an_oracle_tells_cosformer_the_length_in_training_alone():
     longer = torch.cat([prefix, prefix[:, 1:3]], 1)
     assert (model(**batch, prev_output_tokens=longer)[0][:, :7] - short).abs().max() > 1e-6
     # The agent has no references: lengths in steps (figure 4), or none.
-    for step, outcome in ((0, pytest.raises(LeapformerError, match="was given no target length")), (4, nullcontext())):
+    for step, outcome in ((0, pytest.raises(LeapformerError, match="received no target length")), (4, nullcontext())):
         stepping = simulst("softmax", length_predictor="oracle", cosformer_step=step, **plan)
         torch.testing.assert_close(stepping(**batch, prev_output_tokens=prefix)[0], short)
         with outcome, torch.no_grad():

@@ -143,7 +143,7 @@ def test_positions_go_on_beyond_the_table():
         ({"encoder_chunk_ms": 100}, "--encoder-chunk-ms 100: give a multiple of 40"),
         ({"encoder_chunk_ms": -40}, "--encoder-chunk-ms -40: give a multiple of 40"),
         ({"encoder_right_context_ms": 40}, "belong to an encoder in chunks; give --encoder-chunk-ms, too"),
-        ({"encoder_causal": True, "encoder_chunk_ms": 80}, "--encoder-causal sees no chunk and nothing ahead"),
+        ({"encoder_causal": True, "encoder_chunk_ms": 80}, "--encoder-causal has neither chunks nor look-ahead"),
         (
             {"encoder_causal": True, "encoder_self_attention": "cosformer"},
             "encoder-self attention, layer 1: cosformer cannot be used: it depends on the whole sequence",

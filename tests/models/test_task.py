@@ -22,7 +22,7 @@ from fairseq.tasks.speech_to_text import SpeechToTextTask
 from fairseq.tasks.text_to_speech import TextToSpeechTask
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-from leapformer_fairseq.models.augmentation import played
+from leapformer_fairseq.models.augmentation import change_speed
 from leapformer_fairseq.models.task import TASKS, adapt
 from leapformer_fairseq.runtime import audio
 from leapformer_fairseq.support.errors import LeapformerError
@@ -181,7 +181,7 @@ def test_language_modelling_needs_a_block():
     task = LanguageModelingTask(SimpleNamespace(add_bos_token=False), WORDS, output_dictionary=WORDS)
     task.args.tokens_per_sample = 0
     adapt(task, Namespace(), "language_modeling")
-    with pytest.raises(LeapformerError, match="--tokens-per-sample leaves 0 new tokens a block; give at least 1"):
+    with pytest.raises(LeapformerError, match="--tokens-per-sample leaves 0 new tokens per block; give at least 1"):
         task.load_dataset("test")
 
 
@@ -351,7 +351,7 @@ class TestManifests:
         kept[: len(hertz)] = spectrum[: len(kept)]
         waves = np.fft.irfft(spectrum, count), np.fft.irfft(kept, resampled) * resampled / count
         banks, wanted = (audio.fbank((wave / 3).astype(np.float32), audio.SAMPLE_RATE)[:, :76] for wave in waves)
-        found = played(np.pad(banks, ((0, 0), (0, 4)), mode="edge"), rate)[:, :76]
+        found = change_speed(np.pad(banks, ((0, 0), (0, 4)), mode="edge"), rate)[:, :76]
         assert found.dtype == banks.dtype and found.shape == wanted.shape
         for axis in (0, 1):  # the spectrum over all frames, and the loudness of each
             true, off, before = (x.mean(axis) for x in (wanted, found, np.resize(banks, found.shape)))

@@ -194,7 +194,7 @@ def test_only_the_same_sentences_are_compared(tmp_path):
     elsewhere = read_run(write_run(tmp_path / "elsewhere" / "run", SPOKEN, RECORDED))
     with pytest.raises(LeapformerError, match="run has other sentences"):
         check_same(first, elsewhere)
-    with pytest.raises(LeapformerError, match="fewer has other sentences than .*one; score them apart"):
+    with pytest.raises(LeapformerError, match="fewer has other sentences than .*one; score them separately"):
         check_same(first, fewer)
     with pytest.raises(LeapformerError, match="other has other features"):
         check_same(first, other)

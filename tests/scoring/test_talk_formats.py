@@ -161,7 +161,7 @@ MALFORMED = {
     "tokens": ([STREAM, chunk(1, 0, generated_tokens="ab")], ":2 has no usable 'generated_tokens' ('ab' is no list)"),
     "half a line": ([*LINES, '{"id": 0, "tot'], ":7 is not JSON"),
     "only a head": (LINES[:1], "holds no recording; was the run interrupted?"),
-    "unknown": ([{**STREAM, "metadata": {"wav_name": "c.wav"}}, LINES[2]], ":2: --segments has not one recording"),
+    "unknown": ([{**STREAM, "metadata": {"wav_name": "c.wav"}}, LINES[2]], ":2: --segments has no recording"),
     "talk nan": ([{**TALK, "delays": [NAN, 1]}], ":1 has no usable 'delays' (nan is no number)"),
     "talk negative": ([{**TALK, "delays": [-1, 1]}], ":1 has no usable 'delays' (-1 is negative)"),
     "talk elapsed": ([{**TALK, "elapsed": [1.0]}], ":1 has 1 elapsed times for 2 delays"),
@@ -169,7 +169,7 @@ MALFORMED = {
     "talk without a source": ([{**TALK, "source": []}], ":1 has no usable 'source' ([] is no text)"),
     "talk text": ([{**TALK, "prediction": None}], ":1 has no usable 'prediction' (None is no text)"),
     "talk twice": ([TALK, {**TALK, "source": "/x/a.flac"}], ":2: a.wav was read at"),
-    "talk unknown": ([{**TALK, "source": "c.wav"}], ":1: --segments has not one recording c.wav"),
+    "talk unknown": ([{**TALK, "source": "c.wav"}], ":1: --segments has no recording, or several, called c.wav"),
 }  # fmt: skip
 
 
@@ -195,7 +195,7 @@ def test_a_recording_without_a_talk(tmp_path):
 SEGMENTATIONS = {
     "fewer references": ([ENTRY, {**ENTRY, "offset": 9}], "has 1 lines for the 2 segments"),
     "order": ([{**ENTRY, "offset": 9}, ENTRY], ":2: the segment at 0 s comes after that at 9 s"),
-    "apart": ([ENTRY, {**ENTRY, "wav": "b"}, ENTRY], ":3: a.wav comes again after b"),
+    "apart": ([ENTRY, {**ENTRY, "wav": "b"}, ENTRY], ":3: a.wav appears again after b"),
     "negative": ([{**ENTRY, "duration": -1}], ":1 has no usable 'duration' (-1 is negative)"),
     "negative offset": ([{**ENTRY, "offset": -1}], ":1 has no usable 'offset' (-1 is negative)"),
     "zero": ([{**ENTRY, "duration": 0}], ":1: a segment of a.wav has no duration"),
@@ -224,9 +224,9 @@ def test_malformed_segmentations(tmp_path, name, suffix):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a: [", "is no segmentation"),
-        ("", "is no list"),
-        ("wav: a", "is no list"),
+        ("a: [", "is not a segmentation"),
+        ("", "is not a list"),
+        ("wav: a", "is not a list"),
         ("[]", "holds no segment"),
     ],
 )

@@ -23,7 +23,7 @@ from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.files import (
     LOCK,
     locked_folder,
-    made_folder,
+    make_folder,
     owned,
     partial_of,
     read_json,
@@ -205,13 +205,13 @@ def test_a_damaged_record_is_one_line(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    message = "--out .*file(/out)? cannot be made: .*; choose another folder"
+    message = "--out .*file(/out)? cannot be created: .*; choose another folder"
     for out in tmp_path / "file", tmp_path / "file" / "out":
         with pytest.raises(LeapformerError, match=message):
-            made_folder(str(out))
+            make_folder(str(out))
         with pytest.raises(LeapformerError, match=message):
             lock_run(out)
-    assert made_folder(str(tmp_path / "a" / "b")).is_dir()
+    assert make_folder(str(tmp_path / "a" / "b")).is_dir()
 
 
 # -- owned folders -----------------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ def test_a_command_waits_for_what_another_one_makes(
     with another_in(tmp_path) as other:
         threading.Timer(0.5, other.kill).start()
         with owned(tmp_path, waits=True):
-            assert other.wait() and f"{tmp_path}: another process is making what is needed here" in caplog.text
+            assert other.wait() and f"{tmp_path}: another process is creating what is needed here" in caplog.text
 
 
 def test_one_that_waited_sees_what_the_other_one_made(tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ def test_a_lock_is_neither_followed_nor_changed(tmp_path: Path) -> None:
     assert (out / LOCK).read_text() == "years of work", "which no command of ours has written"
     (out / LOCK).unlink()
     (out / LOCK).mkdir()
-    with pytest.raises(LeapformerError, match=r"out/\.lock (is no file|cannot be written)"), owned(out):
+    with pytest.raises(LeapformerError, match=r"out/\.lock (is not a file|cannot be written)"), owned(out):
         pass
 
 

@@ -1,8 +1,8 @@
-"""Prediction of the target length, for mechanisms that need it (cosFormer) before the target is known.
+"""Predictors of the target length, for mechanisms such as cosFormer that need it before the target is known.
 
-Agostinelli and Chen, 2023, Modular Linearized Attention: a ratio of the source length, a table of durations, or a small
-network on the encoder output. Lengths are in decoder steps; durations of source tokens are in frames, of which a
-decoder may write several per step (text to speech).
+From Agostinelli and Chen, 2023, Modular Linearized Attention (arXiv:2304.08453): a ratio of the source length, a table
+of durations, or a small network on the encoder output. Lengths are in decoder steps; durations of source tokens are in
+frames, of which a text-to-speech decoder may write several per step.
 
 To add a predictor, write its file and import it here.
 """

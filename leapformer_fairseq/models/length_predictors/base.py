@@ -1,4 +1,4 @@
-"""The base class and the registry of length predictors, and the module that a model owns.
+"""Base class and registry of length predictors, and the module that a model owns.
 
 Shapes: B sentences, S source positions, C width.
 """
@@ -19,7 +19,7 @@ from ...support.errors import LeapformerError
 IN_TRAINING = Option(
     "length_in_training",
     "true",
-    "lengths that training and teacher-forced scoring see: the true ones, or predicted ones as in generation",
+    "lengths used in training and teacher-forced scoring: the true ones, or predicted ones as in generation",
     ("true", "predicted"),
 )
 
@@ -28,7 +28,7 @@ IN_TRAINING = Option(
 class Source:
     """The inputs of a predictor.
 
-    tokens: (B, S), or None where the source is speech.
+    tokens: (B, S), or None for speech.
     states: (B, S, C), the encoder output.
     keep:   (B, S), True at real positions.
     target: (B,), the true lengths; None if unknown.
@@ -42,9 +42,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a predictor is built from: the options, the source `dictionary` (None for speech) and sizes.
+    """The arguments of a predictor's constructor.
 
-    `frames_per_step` is the number of frames per decoder step; `timed`: the data may have durations of tokens.
+    width:           channels of the encoder output.
+    dictionary:      of the source; None for speech.
+    frames_per_step: frames that the decoder writes per step.
+    timed:           whether the data may have durations of source tokens.
     """
 
     options: argparse.Namespace
@@ -55,12 +58,15 @@ class Setting:
 
 
 class Predictor(nn.Module):
-    """A length predictor. Statistics of the data are integer buffers, which half precision does not convert."""
+    """The interface of a length predictor.
+
+    Statistics of the data are kept in integer buffers, since `--fp16` and `--bf16` convert floating-point buffers.
+    """
 
     options: ClassVar[tuple[Option, ...]] = ()
-    #: trained by a loss; such a predictor is built only if it is the chosen one
+    #: whether it is trained by a loss; such a predictor is built only if it is the chosen one
     trained: ClassVar[bool] = False
-    #: needs source tokens, so it cannot be used with speech
+    #: whether it needs source tokens, so that it cannot be used with speech
     needs_tokens: ClassVar[bool] = False
 
     def __init__(self, setting: Setting) -> None:
@@ -68,11 +74,11 @@ class Predictor(nn.Module):
 
     @property
     def missing(self) -> str | None:
-        """What it has to learn before it can predict, and how, for an error message; None: nothing."""
+        """An error message if it cannot predict yet: what is missing, and the remedy; None if it can."""
         return None
 
     def forward(self, source: Source) -> Tensor:
-        """Decoder steps, (B,), float32, if nothing is `missing`."""
+        """Predict decoder steps, (B,), float32. Call it only if nothing is `missing`."""
         raise NotImplementedError
 
     def observe(self, source: Source) -> None:
@@ -82,11 +88,11 @@ class Predictor(nn.Module):
         """Learn from the durations (B, S) of the source tokens, in frames."""
 
     def log_durations(self, source: Source) -> Tensor | None:
-        """log(1 + duration) of every position, (B, S), the input of `loss`; None if it has no loss."""
+        """log(1 + frames) of every source position, (B, S), the input of `loss`; None if it has no loss."""
         return None
 
     def loss(self, log_durations: Tensor, source: Source, durations: Tensor | None = None) -> Tensor:
-        """The training loss of its parameters."""
+        """The training loss, a scalar."""
         raise NotImplementedError
 
 
@@ -95,7 +101,7 @@ P = TypeVar("P", bound=type[Predictor])
 
 
 def register(name: str, *options: Option) -> Callable[[P], P]:
-    """Class decorator that registers a predictor with its `options`. Raises LeapformerError if the name is taken."""
+    """Class decorator that registers a predictor and its options. Raises LeapformerError if the name is taken."""
 
     def add(cls: P) -> P:
         if name in LENGTH_PREDICTORS:
@@ -112,8 +118,7 @@ def register(name: str, *options: Option) -> Callable[[P], P]:
 class LengthPredictor(nn.Module):
     """The chosen predictor, and all others that learn without a loss.
 
-    A model that was trained with one can therefore be used with another:
-    `--model-overrides "{'length_predictor': 'lookup'}"`.
+    A trained model can therefore switch to another one: `--model-overrides "{'length_predictor': 'lookup'}"`.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -128,6 +133,7 @@ class LengthPredictor(nn.Module):
         self.in_training: bool = setting.options.length_in_training == "predicted"
         self.by_name = nn.ModuleDict()
         for name, cls in LENGTH_PREDICTORS.items():
+            # One with a loss would get no gradients, which distributed training does not accept.
             if name == self.chosen or not (cls.trained or (cls.needs_tokens and setting.dictionary is None)):
                 self.by_name[name] = cls(setting)
 
@@ -149,29 +155,29 @@ class LengthPredictor(nn.Module):
             raise LeapformerError(self._predictor.missing)
 
     def forward(self, source: Source) -> Tensor:
-        """Predicted decoder steps, (B,), at least 1. Raises LeapformerError if it is not `ready`."""
+        """Predict decoder steps, (B,), at least 1. Raises LeapformerError if it is not `ready`."""
         self.check()
         return self.steps(source)
 
     @torch.no_grad()
     def steps(self, source: Source) -> Tensor:
-        """The same of a predictor that is known to be ready."""
+        """`forward` without the check, which cannot be exported."""
         return self._predictor(source).clamp_min(1)
 
     @torch.no_grad()
     def observe(self, source: Source) -> None:
-        """Learn from sentences of known target lengths, in training."""
+        """Learn from a training batch with known target lengths."""
         for predictor in self._predictors():
             predictor.observe(source)
 
     @torch.no_grad()
     def observe_durations(self, source: Source, durations: Tensor) -> None:
-        """Learn from the durations (B, S) of the source tokens, in frames, in training."""
+        """Learn from a training batch with durations (B, S) of the source tokens, in frames."""
         for predictor in self._predictors():
             predictor.observe_durations(source, durations)
 
     def log_durations(self, source: Source) -> Tensor | None:
-        """The input of the chosen predictor's loss, from the model's forward pass; None if it has no loss."""
+        """The input of the chosen predictor's loss, (B, S); None if it has no loss."""
         return self._predictor.log_durations(source)
 
     def loss(self, log_durations: Tensor, source: Source, durations: Tensor | None = None) -> Tensor:
@@ -179,11 +185,11 @@ class LengthPredictor(nn.Module):
         return self._predictor.loss(log_durations, source, durations)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Load checkpoints with another predictor or none: what is missing keeps its initial value."""
-        own = {f"{name}.{key}": value for key, value in self.state_dict().items()}
-        for key in [key for key in state_dict if key.startswith(f"{name}.") and key not in own]:
+        """Accept checkpoints with another predictor or none: drop its parameters, and keep initial values of ours."""
+        initial = {f"{name}.{key}": value for key, value in self.state_dict().items()}
+        for key in [key for key in state_dict if key.startswith(f"{name}.") and key not in initial]:
             del state_dict[key]
-        for key, value in own.items():
+        for key, value in initial.items():
             state_dict.setdefault(key, value)
 
 

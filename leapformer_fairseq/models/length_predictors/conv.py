@@ -10,7 +10,7 @@ from ...attention import Option
 from ...support.errors import LeapformerError
 from .base import Predictor, Setting, Source, register
 
-LONGEST = 1000  # decoder steps that the network may predict
+LONGEST = 1000  # decoder steps of the longest prediction
 
 
 @register(
@@ -21,9 +21,9 @@ LONGEST = 1000  # decoder steps that the network may predict
     Option("length_dropout", 0.5, "conv: dropout"),
 )
 class Conv(Predictor):
-    """Convolutions over the encoder output and a log duration per position (as in FastSpeech 2, which has two).
+    """Convolutions over the encoder output that predict a log duration per position (as in FastSpeech 2, with two).
 
-    Trained by `loss`, which a criterion adds. Without durations in the data, only their sum is compared with the target
+    Trained by `loss`, which a criterion adds. Without durations in the data, their sum is compared with the target
     length.
     """
 
@@ -54,7 +54,7 @@ class Conv(Predictor):
         self.register_buffer("updates", torch.zeros((), dtype=torch.long))
 
     def log_durations(self, source: Source) -> Tensor:
-        """log(1 + duration) of every position, (B, S); inputs and outputs at padding are 0."""
+        """log(1 + frames) of every source position, (B, S); 0 at padding, which the convolutions also see as 0."""
         keep = source.keep.unsqueeze(-1).to(source.states.dtype)
         x = source.states
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
@@ -63,7 +63,7 @@ class Conv(Predictor):
         return (self.out(x) * keep).squeeze(-1)
 
     def loss(self, log_durations: Tensor, source: Source, durations: Tensor | None = None) -> Tensor:
-        """L1 + squared error of log(1 + duration), averaged over tokens; without durations, of log(1 + length)."""
+        """L1 + squared error of log(1 + frames), averaged over tokens; without durations, of each sentence's sum."""
         if self.training:
             self.updates += 1
         if durations is None:
@@ -80,12 +80,12 @@ class Conv(Predictor):
             return None
         return (
             "the length predictor conv was never trained; train with a criterion that adds its loss "
-            "(tacotron2_with_length, label_smoothed_cross_entropy_with_length), or take ratio"
+            "(tacotron2_with_length, label_smoothed_cross_entropy_with_length), or use ratio"
         )
 
     def forward(self, source: Source) -> Tensor:
         durations = _durations(self.log_durations(source))
-        if self.timed:
+        if self.timed:  # frames of a token are whole numbers
             durations = durations.round()
         return (durations.sum(1) / self.frames_per_step).floor().clamp(1, LONGEST)
 

@@ -1,4 +1,4 @@
-"""The lookup predictor: mean durations per source token, from a table or from training data."""
+"""The lookup predictor: a mean duration for each source token, from a table or from training data."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ LONGEST_DURATION = 100_000  # frames per token in a table; longer ones are an er
     Option("length_dampening", 1.0, "lookup: predicted lengths are divided by this"),
 )
 class Lookup(Predictor):
-    """The sum of the mean durations of the source tokens; a token without one takes the overall mean.
+    """Predicts the sum of the mean durations of the source tokens; tokens without a duration take the overall mean.
 
-    The end-of-sentence token has no duration unless the table gives it one.
+    The end-of-sentence token counts as 0 frames unless the table has a duration for it.
     """
 
     needs_tokens = True
@@ -38,7 +38,7 @@ class Lookup(Predictor):
         super().__init__(setting)
         if setting.dictionary is None:
             raise LeapformerError(
-                "--length-predictor lookup needs source tokens, here the source is speech; take ratio or conv"
+                "--length-predictor lookup needs source tokens, but the source is speech; use ratio or conv"
             )
         self.dampening, self.frames_per_step = setting.options.length_dampening, setting.frames_per_step
         if not 0 < self.dampening < math.inf:
@@ -49,7 +49,7 @@ class Lookup(Predictor):
             self.register_buffer(name, torch.zeros(len(setting.dictionary), dtype=torch.long))
         self.end = setting.dictionary.eos()
         self.table = Path(setting.options.length_table) if setting.options.length_table else None
-        # The checkpoint contains the table, so the file is needed in training only.
+        # Checkpoints contain the table, so the file is only needed in training.
         self.read = self.table is not None and self.table.is_file()
         if self.table is not None and self.read:
             for token, frames in _read_table(self.table, setting.dictionary):
@@ -57,7 +57,7 @@ class Lookup(Predictor):
                 self.tokens[token] = PRECISION
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """A table that was read takes precedence over the one in the checkpoint."""
+        """Let a table that was read from a file take precedence over the one in the checkpoint."""
         if self.read:
             state_dict.update({f"{name}.{key}": value for key, value in self.state_dict().items()})
 
@@ -71,7 +71,7 @@ class Lookup(Predictor):
         )
 
     def observe(self, source: Source) -> None:
-        """Nothing is learned here, but a missing table is reported before training starts."""
+        """Learn nothing, but raise LeapformerError for a missing table before time is spent on training."""
         if self.table is not None and not self.read and self.missing:
             raise LeapformerError(f"--length-table {self.table}: there is no such file; give a table of durations")
 
@@ -93,7 +93,7 @@ class Lookup(Predictor):
 
 
 def _read_table(path: Path, dictionary: Any) -> Iterator[tuple[int, float]]:
-    """Tokens and their mean frames, from a text file with one token and its frames per line."""
+    """Iterate over (index of a token, mean frames) of a text file with one token and its frames per line."""
     lines = list(read_lines(path, "--length-table", "give a text file in UTF-8"))
     for number, line in enumerate(lines, 1):
         token, *frames = line.split() or [""]
@@ -108,6 +108,6 @@ def _read_table(path: Path, dictionary: Any) -> Iterator[tuple[int, float]]:
             )
         if dictionary.index(token) == dictionary.unk() and token != dictionary.unk_word:
             raise LeapformerError(
-                f"--length-table {path}: {token!r} is not in the dictionary; make the table with this vocabulary"
+                f"--length-table {path}: {token!r} is not in the dictionary; create the table with this vocabulary"
             )
         yield dictionary.index(token), mean

@@ -10,12 +10,12 @@ from .base import Predictor, Source, register
 
 @register("oracle")
 class Oracle(Predictor):
-    """The true length, for training and analysis."""
+    """Returns the true length, for training and analysis."""
 
     def forward(self, source: Source) -> Tensor:
         if source.target is None:
             raise LeapformerError(
                 "--length-predictor oracle needs the targets, which translation and speech synthesis do not have; "
-                "train with another predictor (ratio, lookup, conv), or without one a plan that needs none"
+                "train with another predictor (ratio, lookup, conv), or use a plan that needs no length"
             )
         return source.target.float()

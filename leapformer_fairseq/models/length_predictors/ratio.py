@@ -17,16 +17,16 @@ from .base import Predictor, Setting, Source, register
     Option("length_ratio", 0.0, "ratio: decoder steps per source position; 0 estimates it from the training data"),
 )
 class Ratio(Predictor):
-    """A constant times the source length (in the paper 1.25 to 1.5 for speech, 0.6 for translation)."""
+    """Predicts a constant times the source length (in the paper 1.25 to 1.5 for speech, 0.6 for translation)."""
 
     source_length: Tensor
     target_length: Tensor
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self.given = setting.options.length_ratio
-        if not 0 <= self.given < math.inf:
-            raise LeapformerError(f"--length-ratio {self.given}: give decoder steps per position, or 0 to estimate it")
+        self.fixed = setting.options.length_ratio
+        if not 0 <= self.fixed < math.inf:
+            raise LeapformerError(f"--length-ratio {self.fixed}: give decoder steps per position, or 0 to estimate it")
         for name in ("source_length", "target_length"):
             self.register_buffer(name, torch.zeros((), dtype=torch.long))
 
@@ -37,10 +37,10 @@ class Ratio(Predictor):
 
     @property
     def missing(self) -> str | None:
-        if self.given or self.source_length:
+        if self.fixed or self.source_length:
             return None
         return "the ratio of target and source lengths is unknown; train with it, or give --length-ratio"
 
     def forward(self, source: Source) -> Tensor:
-        ratio = self.given or self.target_length / self.source_length
+        ratio = self.fixed or self.target_length / self.source_length
         return source.keep.sum(1).float() * ratio

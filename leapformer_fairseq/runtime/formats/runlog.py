@@ -1,4 +1,4 @@
-"""The output folder of a SimulEval run: `instances.log` and the agent's `compute.jsonl`."""
+"""Reads the output folder of a SimulEval run: `instances.log` and the agent's `compute.jsonl`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .jsonl import field, number, numbers, read_objects
 
 INSTANCES_LOG = "instances.log"
 COMPUTE_LOG = "compute.jsonl"
-SIMULATION = "simulate.json"  # what `leapformer simulate` notes of its run
+SIMULATION = "simulate.json"  # the record of `leapformer simulate`
 UNITS = ("word", "char")
 PARTS = ("features", "encoder", "decoder")  # of the computation
 PARTS_S = tuple(f"{part}_s" for part in PARTS)
@@ -20,10 +20,11 @@ PARTS_S = tuple(f"{part}_s" for part in PARTS)
 
 @dataclass(frozen=True)
 class Instance:
-    """One utterance of a run. All times are milliseconds from its first sample.
+    """An utterance of a run. All times are in milliseconds.
 
-    `delays[i]`: source heard when unit i (word or character) was written. `elapsed[i]`: the same plus the computation
-    until then. `source_length`: duration of the source.
+    delays:        duration of the source heard when each unit (word or character) was written.
+    elapsed:       the same plus the computation until then.
+    source_length: duration of the whole source.
     """
 
     index: int
@@ -38,8 +39,8 @@ class Instance:
 class ComputeTotals:
     """Seconds of computation by part and seconds of audio, summed over the utterances of a run.
 
-    `prenet_s`: the part of `encoder_s` for the convolutions; 0 if not measured. `threads`: with how many it was
-    measured; None if that is not known, or if they were not always as many.
+    prenet_s: the part of `encoder_s` for the convolutions; 0 if not measured.
+    threads:  CPU threads of the measurement; None if unknown or not always the same.
     """
 
     features_s: float
@@ -56,13 +57,13 @@ class ComputeTotals:
 
     @property
     def without_prenet(self) -> float | None:
-        """The same without the convolutions; None if they were not measured."""
+        """`seconds_per_second` without the convolutions; None if they were not measured."""
         whole = self.seconds_per_second
         return whole - self.prenet_s / self.audio_s if whole and self.prenet_s else None
 
 
 def read_instances(output: str | Path, unit: str = "word") -> list[Instance]:
-    """All utterances of the run in folder `output`, after checking that they count in `unit`.
+    """Read all utterances of the run in folder `output`, and check that their delays count in `unit`.
 
     Raises LeapformerError if there is no log, a line is damaged, or the delays do not match the unit.
     """
@@ -85,30 +86,31 @@ def read_instances(output: str | Path, unit: str = "word") -> list[Instance]:
 
 
 def read_compute(output: str | Path) -> ComputeTotals | None:
-    """The agent's computation in the run, None if it was not logged.
+    """Read the agent's computation in the run in folder `output`; None if it was not logged.
 
-    Raises LeapformerError for a damaged log, and for tokens that took no time: they were not measured.
+    Raises LeapformerError for a damaged log, and for tokens that took no time, which therefore was not measured.
     """
     path = Path(output) / COMPUTE_LOG
     if not path.is_file():
         return None
     totals, threads = dict.fromkeys((*PARTS_S, "audio_s", "prenet_s"), 0.0), set[int | None]()
     for place, entry in read_objects(path):
-        seconds = {key: field({"prenet_s": 0.0, **entry}, key, number, place) for key in totals}  # of older runs
+        # Logs of older versions have no prenet_s.
+        seconds = {key: field({"prenet_s": 0.0, **entry}, key, number, place) for key in totals}
         if entry.get("tokens") and (untimed := [part for part in PARTS_S if not seconds[part] > 0]):
             raise LeapformerError(
-                f"{place} has {entry['tokens']} tokens and {untimed[0]} 0, so this run was not timed (as one in "
-                f"batches, that earlier versions logged); delete {path.parent}, and the same command measures again"
+                f"{place} has {entry['tokens']} tokens and {untimed[0]} 0, so this run was not timed (earlier "
+                f"versions also logged runs in batches); delete {path.parent}, and the same command measures again"
             )
         totals = {key: totals[key] + seconds[key] for key in totals}
-        threads.add(int(found) if (found := entry.get("threads")) and isinstance(found, int) else None)
+        threads.add(count if (count := entry.get("threads")) and isinstance(count, int) else None)
     return ComputeTotals(**totals, threads=threads.pop() if len(threads) == 1 else None)
 
 
 def read_threads(output: str | Path) -> int | None:
-    """The CPU threads of the run in folder `output`, from its log of computation or what `leapformer simulate` noted.
+    """The CPU threads of the run in folder `output`, as its log of computation or `leapformer simulate` recorded them.
 
-    None if neither says so. Raises LeapformerError for damaged files.
+    None if neither did. Raises LeapformerError for damaged files.
     """
     compute, record = read_compute(output), Path(output) / SIMULATION
     if compute is not None and compute.threads is not None:
@@ -119,9 +121,10 @@ def read_threads(output: str | Path) -> int | None:
 
 
 def count_units(text: str, unit: str) -> int:
-    """Number of words, or of characters without spaces: both sides are counted alike.
+    """The number of words, or of characters without spaces.
 
-    SimulEval removes the spaces of a prediction counted in characters, but counts those of the reference.
+    SimulEval does not count the spaces of a prediction in characters, but those of the reference. Here, both sides are
+    counted alike.
     """
     return len(text.split()) if unit == "word" else len(text.replace(" ", ""))
 
@@ -135,6 +138,7 @@ def _instance(entry: dict[str, Any], place: str) -> Instance:
         elapsed=field(entry, "elapsed", numbers, place),
         source_length=field(entry, "source_length", number, place),
     )
+    # SimulEval writes both at once, so different lengths mean a damaged line.
     if len(instance.delays) != len(instance.elapsed):
         counts = f"{len(instance.delays)} delays but {len(instance.elapsed)} elapsed times"
         raise LeapformerError(f"{place} has {counts}; run simuleval again")

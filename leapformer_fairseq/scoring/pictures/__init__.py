@@ -1,1 +1,1 @@
-"""Plots: attention maps and proportions of trained models, and benchmark results."""
+"""Plots of attention maps, benchmarks, runs, latency, probes and speech."""

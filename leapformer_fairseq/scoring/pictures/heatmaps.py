@@ -1,4 +1,4 @@
-"""Heat maps of captured attention and reweighting, labelled with tokens if they fit."""
+"""Heat maps of captured attention and reweighting, labelled with tokens if there are few."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ from torch import Tensor
 from ...modules.capture import Captured
 from .figures import save
 
-MOST_LABELS = 50  # labels of an axis; more are unreadable
-HIGHEST = 99.0  # percentile of the attention that gets the brightest colour: causal rows begin with weights near 1
+MOST_LABELS = 50  # labels of an axis; more would be unreadable
+HIGHEST = 99.0  # percentile of weights with the brightest colour; the first causal rows have weights near 1
 HIDDEN_COLOUR = "0.92"
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A description of the rows or columns, and the token of each, if there are tokens."""
+    """The name of an axis, and the tokens of its rows or columns, if any."""
 
     name: str
     tokens: Sequence[str] | None = None
 
 
 def draw_attention(captured: Captured, head: int | str, queries: Axis, keys: Axis, path: str | Path) -> bool:
-    """Draw the normalised attention as a PNG: of one head (from 0), the "mean" over heads, or "all" heads side by side.
+    """Draw normalised attention weights as a PNG: of a head (from 0), the "mean" over heads, or "all" side by side.
 
-    Always returns True: every mechanism has attention weights.
+    Returns True, like `draw_reweighting`, since every mechanism has weights.
     """
     panels = _panels(captured.weights(), captured, head)
     values = np.concatenate([matrix[~np.isnan(matrix)] for _, matrix in panels])
-    scale = (min(0.0, float(values.min())), float(np.percentile(values, HIGHEST)) or 1.0)  # rope has negative weights
+    # From below 0 if need be, since weights of rope may be negative.
+    scale = (min(0.0, float(values.min())), float(np.percentile(values, HIGHEST)) or 1.0)
     _draw("attention", captured, panels, scale, queries, keys, path)
     return True
 
 
 def draw_reweighting(captured: Captured, head: int | str, queries: Axis, keys: Axis, path: str | Path) -> bool:
-    """Draw the reweighting matrix cos(pi/2 (p_q - p_k)) as a PNG (figure 3 of arXiv:2405.13046).
+    """Draw the reweighting matrix cos(pi/2 (p_q - p_k)) as a PNG (figure 3 of LeaPformer, arXiv:2405.13046).
 
-    Returns False, and draws nothing, for a mechanism without proportions. If all heads share proportions, there is one
-    matrix.
+    There is one matrix if all heads share proportions. Returns False, and draws nothing, for a mechanism without
+    proportions.
     """
     matrices = captured.reweighting()
     if matrices is None:
@@ -54,7 +55,7 @@ def draw_reweighting(captured: Captured, head: int | str, queries: Axis, keys: A
 
 
 def _panels(matrices: Tensor, captured: Captured, head: int | str) -> list[tuple[str, np.ndarray]]:
-    """Titles and matrices (T, S) of the chosen heads out of (H, T, S)."""
+    """Titles and matrices (T, S) of the chosen heads of `matrices` (H, T, S)."""
     if head == "mean":
         return [("mean over heads", _shown(matrices.mean(0), captured))]
     chosen = range(len(matrices)) if head == "all" else [int(head)]
@@ -62,7 +63,7 @@ def _panels(matrices: Tensor, captured: Captured, head: int | str) -> list[tuple
 
 
 def _shown(matrix: Tensor, captured: Captured) -> np.ndarray:
-    """What may be seen; NaN elsewhere."""
+    """The matrix as an array, NaN where the mask hides keys."""
     return matrix.float().masked_fill(captured.hidden(), math.nan).numpy()
 
 
@@ -99,7 +100,7 @@ def _draw(
 
 
 def _inches(count: int, axis: Axis) -> float:
-    """The side of a panel: with tokens as long as they need, else as many pixels as fit."""
+    """The side of a panel in inches: enough for its labels, or a fixed size without."""
     return min(8.0, max(2.4, 1.2 + 0.16 * count)) if _fits(axis, count) else 4.5
 
 
@@ -108,9 +109,9 @@ def _fits(axis: Axis, count: int) -> bool:
 
 
 def label(side: Any, axis: Axis, count: int, rotation: int = 0) -> None:
-    """Name an axis, and label its rows or columns if they are few."""
+    """Name an axis, and label its rows or columns if there are few."""
     side.set_label_text(axis.name, fontsize=8)
     side.set_tick_params(labelsize=7)
     if _fits(axis, count):
-        # A $ in a token is no formula.
+        # A $ in a token does not start a formula.
         side.set_ticks(range(count), list(axis.tokens or ()), rotation=rotation, parse_math=False)

@@ -1,4 +1,4 @@
-"""Turn a checkpoint and a user's sentences into batches of one sentence, with tokens as labels."""
+"""Turns a user's sentences into batches of one sentence for a checkpoint, with tokens as labels."""
 
 from __future__ import annotations
 
@@ -27,9 +27,12 @@ MANIFEST, MARK = ".tsv", "mark"
 
 @dataclass(frozen=True)
 class Request:
-    """What to read: `input` and `target` are files or text, `subwords` is a sentencepiece model for text.
+    """The user's input.
 
-    At most `lines` sentences are read, and at most `max_length` tokens, or encoder states of audio, of each.
+    input, target: files or text.
+    subwords:      a sentencepiece model for text.
+    lines:         maximum number of sentences.
+    max_length:    maximum length of a sentence, in tokens, or in encoder states for audio.
     """
 
     input: str
@@ -41,26 +44,26 @@ class Request:
 
 @dataclass
 class Example:
-    """The arguments of a model's `forward` for one sentence, a description of its rows, and notes for the user."""
+    """The arguments of a model's `forward` for one sentence, its axes, and notes for the user."""
 
     batch: Mapping[str, Tensor | list[Tensor]]
-    read: Axis | None = None  # the decoder's rows by the tokens they read,
-    written: Axis | None = None  # and by those they write
+    read: Axis | None = None  # decoder positions, labelled with the tokens that they read
+    written: Axis | None = None  # decoder positions, labelled with the tokens that they write
     source: Axis | None = None
     notes: list[str] = field(default_factory=list)
 
     def axes(self, block: str) -> tuple[Axis, Axis]:
-        """The query and key axes of a block; queries of cross-attention are labelled with the token to be written."""
+        """The query and key axes of a block that the model has; cross-attention shows the tokens to be written."""
         axes = {
             "encoder-self": (self.source, self.source),
             "decoder-self": (self.read, self.read),
             "decoder-cross": (self.written, self.source),
         }[block]
-        return cast(tuple[Axis, Axis], axes)  # of a block that the model has
+        return cast(tuple[Axis, Axis], axes)
 
 
 def load(checkpoint: str, data: str | None = None) -> tuple[Any, Any]:
-    """Load (model, task) from one of our checkpoints. `data` replaces the data folder it was trained with.
+    """Load one of our checkpoints and return (model, task); `data` replaces the saved data folder.
 
     Raises LeapformerError for missing or unreadable files, another architecture, and dictionaries of other data.
     """
@@ -68,24 +71,24 @@ def load(checkpoint: str, data: str | None = None) -> tuple[Any, Any]:
 
 
 def examples(model: Any, task: Any, request: Request) -> Iterator[Example]:
-    """The sentences of a request, one after the other.
+    """Iterate over the sentences of a request.
 
     Language models, including masked ones, read one text per line, classifiers a split of their data, translation
     models pairs of source and target, speech models an audio file or the rows of a manifest. Without a target, the
-    model's own translation (greedy search) is used. Raises LeapformerError for input that is missing, empty or not in
+    model's own translation by greedy search is used. Raises LeapformerError for input that is missing, empty or not in
     the model's vocabulary.
     """
-    # The end of a sentence, and something before it.
+    # A sentence has at least a token and its end.
     for option, value, least in (("--lines", request.lines, 1), ("--max-length", request.max_length, 2)):
         if value < least:
             raise LeapformerError(f"{option} {value}: give at least {least}")
-    if hasattr(task, "about"):
+    if hasattr(task, "about"):  # classification
         yield from _numbers(model, task, request)
     elif not hasattr(model, "encoder"):
         yield from _texts(model, task, request)
     elif not hasattr(model, "decoder"):
         yield from _bidirectional_texts(model, task, request)
-    elif hasattr(task, "data_cfg"):
+    elif hasattr(task, "data_cfg"):  # speech
         yield from _speech(model, task, request)
     else:
         yield from _translations(model, task, request)
@@ -105,7 +108,7 @@ def _texts(model: Any, task: Any, request: Request) -> Iterator[Example]:
 
 
 def _bidirectional_texts(model: Any, task: Any, request: Request) -> Iterator[Example]:
-    """Texts between the marks of their start and end, as in training."""
+    """Texts between the symbols for start and end, as in training."""
     _refuse_target(request)
     dictionary, subwords = task.source_dictionary, _subwords(request.subwords)
     limit = min(request.max_length, model.max_positions())
@@ -124,12 +127,12 @@ def _refuse_target(request: Request) -> None:
 
 # ----------------------------------------------------------------------------------------------------- classifiers
 def _numbers(model: Any, task: Any, request: Request) -> Iterator[Example]:
-    """Sequences of a split, with the mark before them if the model reads one."""
+    """Sequences of a split; their labels include the mark before them if the model reads one."""
     _refuse_target(request)
     mark = [MARK] if model.args.pooling == "cls" else []
     limit = min(request.max_length, model.max_positions()) - len(mark)
     if model.inputs > 1:
-        raise LeapformerError(f"a classifier of {model.inputs} sequences; those of one can be drawn")
+        raise LeapformerError(f"a classifier of {model.inputs} sequences cannot be drawn; give one of one sequence")
     task.load_dataset(request.input)
     dataset = task.dataset(request.input)
     for i in range(min(request.lines, len(dataset))):
@@ -145,12 +148,12 @@ def _translations(model: Any, task: Any, request: Request) -> Iterator[Example]:
     limit = min(request.max_length, model.encoder.max_positions())
     for line, *target in _sentences(request):
         notes: list[str] = []
-        # The end of the sentence stays when the rest is cut.
+        # A sentence that is cut keeps its end symbol.
         tokens = [*_cut(_encoded(line, dictionary, subwords, notes), limit - 1, "source", notes), dictionary.eos()]
         source = {"src_tokens": torch.tensor([tokens]), "src_lengths": torch.tensor([len(tokens)])}
         axis = Axis("source", _words(dictionary, tokens))
-        given = _encoded(target[0], task.target_dictionary, subwords, notes) if target else None
-        yield _with_target(model, task, request, source, axis, given, notes)
+        reference = _encoded(target[0], task.target_dictionary, subwords, notes) if target else None
+        yield _with_target(model, task, request, source, axis, reference, notes)
 
 
 def _with_target(
@@ -162,7 +165,7 @@ def _with_target(
     target: list[int] | None,
     notes: list[str],
 ) -> Example:
-    """An example for an encoder and decoder; `target` is without its end, None for the model's own translation."""
+    """An example for an encoder and decoder; `target` has no end symbol; None: the model's own translation."""
     dictionary = task.target_dictionary
     limit = min(request.max_length, model.decoder.max_positions())
     if target is None:
@@ -170,7 +173,7 @@ def _with_target(
         notes.append(f"the model's own translation: {dictionary.string(written)}")
     else:
         written = [*_cut(target, limit - 1, "target", notes), dictionary.eos()]
-    read = [dictionary.eos(), *written[:-1]]
+    read = [dictionary.eos(), *written[:-1]]  # fairseq's decoders start with the end symbol
     batch = {**source, "prev_output_tokens": torch.tensor([read])}
     words = _words(dictionary, written)
     return Example(batch, Axis("target read", _words(dictionary, read)), Axis("target written", words), axis, notes)
@@ -178,7 +181,8 @@ def _with_target(
 
 @torch.no_grad()
 def _greedy(model: Any, task: Any, source: dict[str, Tensor], limit: int) -> list[int]:
-    """The most likely token after the other, up to the end of the sentence or `limit` tokens."""
+    """Greedy search: token indices up to the end of the sentence, at most `limit` of them."""
+    # fairseq's limit does not count the end symbol.
     generator = task.build_generator([model], Namespace(beam=1, max_len_a=0, max_len_b=limit - 1))
     best = task.inference_step(generator, [model], {"net_input": source})[0][0]
     return best["tokens"].tolist()
@@ -187,7 +191,7 @@ def _greedy(model: Any, task: Any, source: dict[str, Tensor], limit: int) -> lis
 # --------------------------------------------------------------------------------------------------------- speech
 def _speech(model: Any, task: Any, request: Request) -> Iterator[Example]:
     rows = _recordings(request, task.data_cfg.audio_root)
-    # The features and transforms of evaluation.
+    # With the features and transforms of evaluation.
     features = task.build_dataset_for_inference([audio for audio, _ in rows], [1] * len(rows))
     pooling = model.encoder.pooling_ratio()
     axis = Axis(f"encoder state ({pooling * FRAME_MS} ms)")
@@ -205,28 +209,28 @@ def _speech(model: Any, task: Any, request: Request) -> Iterator[Example]:
             notes.append(f"audio cut from {len(frames):,} to {longest:,} frames of {FRAME_MS} ms")
             frames = frames[:longest]
         source = {"src_tokens": frames.unsqueeze(0), "src_lengths": torch.tensor([len(frames)])}
-        given = None if target is None else _encoded(target, task.target_dictionary, _chain(tokenizers), notes)
-        yield _with_target(model, task, request, source, axis, given, notes)
+        reference = None if target is None else _encoded(target, task.target_dictionary, _chain(tokenizers), notes)
+        yield _with_target(model, task, request, source, axis, reference, notes)
 
 
 def _recordings(request: Request, audio_root: str) -> list[tuple[str, str | None]]:
-    """Addresses of audio or features, and their targets: one file, or the rows of a manifest."""
+    """Paths of audio or features in fairseq's notation, and their targets: one file, or the rows of a manifest."""
     path = Path(request.input)
     if path.suffix != MANIFEST:
-        read_speech(path)  # says clearly what is wrong with a file
+        read_speech(path)  # its error is clearer than that of the data set
         return [(str(path), request.target)]
     if request.target is not None:
         raise LeapformerError("--target is for a single audio file, a manifest has its own; leave it out")
     try:
         rows = read_table(path, dict.fromkeys(("audio", "tgt_text"), "give a manifest"))
-        found: list[tuple[str, str | None]] = [
+        recordings: list[tuple[str, str | None]] = [
             (str(Path(audio_root, row["audio"])), row["tgt_text"]) for _, row in islice(rows, request.lines)
         ]
     except LeapformerError as error:
         raise LeapformerError(f"{path} cannot be read as a manifest ({error}); check --input") from error
-    if not found:
+    if not recordings:
         raise LeapformerError(f"{path} holds no rows; choose another manifest")
-    return found
+    return recordings
 
 
 def _chain(tokenizers: list[Any]) -> Callable[[str], list[str]]:
@@ -240,20 +244,20 @@ def _chain(tokenizers: list[Any]) -> Callable[[str], list[str]]:
 
 # ----------------------------------------------------------------------------------------------------------- text
 def _sentences(request: Request) -> Iterator[tuple[str, ...]]:
-    """(source,) or (source, target) of the first lines; pairs with an empty line are left out."""
+    """(source,) or (source, target) of the first lines; pairs with an empty side are skipped."""
     sides = [lines_or_text(side) for side in (request.input, request.target) if side is not None]
     if len({len(side) for side in sides}) > 1:
         raise LeapformerError(
             f"--input has {len(sides[0])} lines, --target {len(sides[1])}; give the target of every source line"
         )
-    found = [pair for pair in zip(*sides, strict=True) if all(line.strip() for line in pair)]
-    if not found:
+    pairs = [pair for pair in zip(*sides, strict=True) if all(line.strip() for line in pair)]
+    if not pairs:
         raise LeapformerError(f"--input {request.input!r}: no text in it; give a sentence or a file with one per line")
-    return islice(found, request.lines)
+    return islice(pairs, request.lines)
 
 
 def _subwords(model: str | None) -> Callable[[str], list[str]]:
-    """How to cut a line: at spaces, or with a sentencepiece model."""
+    """The function that splits a line into tokens: at spaces, or with a sentencepiece model."""
     if model is None:
         return str.split
     import sentencepiece
@@ -261,7 +265,7 @@ def _subwords(model: str | None) -> Callable[[str], list[str]]:
     try:
         processor = sentencepiece.SentencePieceProcessor(model_file=model)
     except (OSError, RuntimeError) as error:
-        raise LeapformerError(f"--subwords {model} is no sentencepiece model; check the path") from error
+        raise LeapformerError(f"--subwords {model} is not a sentencepiece model; check the path") from error
     return lambda line: processor.encode(line, out_type=str)
 
 

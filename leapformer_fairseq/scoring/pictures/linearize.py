@@ -1,4 +1,4 @@
-"""Plot of the cost of replacing attention blocks one by one."""
+"""Plots the cost of replacing attention blocks one by one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from .figures import save
 def draw_order(
     swaps: Sequence[tuple[str, float]], students: Mapping[int, tuple[float, float]], unit: str, path: Path
 ) -> None:
-    """A line over the number of replaced blocks before distillation, and a point for each student after distillation.
+    """Plot the distance to the teacher by the number of replaced blocks: a line before distillation, points after.
 
-    swaps:    the blocks in the order in which they are replaced, each with the resulting distance to the teacher
-    students: by the number of replaced blocks, the distance before and after distillation
+    swaps:    the blocks in the order of replacement, each with the resulting distance.
+    students: number of replaced blocks -> distance before and after distillation.
+    unit:     of the distance, the label of the axis.
     """
     from matplotlib.figure import Figure
 

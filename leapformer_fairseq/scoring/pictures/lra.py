@@ -1,4 +1,4 @@
-"""Figure 1 of the LeaPformer and Luna papers: accuracy against throughput, with a circle for each row."""
+"""Plots accuracy against throughput on Long Range Arena, as figure 1 of the LeaPformer and Luna papers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from .figures import save
 from .results import PANEL
 
-Point = tuple[str, float, float, float | None]  # title, throughput and accuracy, memory (both relative to softmax)
-LARGEST = 600.0  # the area of the circle of softmax's memory, in square points
+Point = tuple[str, float, float, float | None]  # name, throughput / softmax's, accuracy in %, memory / softmax's
+LARGEST = 600.0  # area of softmax's circle, in square points
 
 
 def draw_tradeoff(points: Sequence[Point], title: str, path: Path) -> None:
-    """Write a PNG. The area of a circle is the memory; without memory, all circles are small and equal."""
+    """Write `tradeoff_figure` as a PNG."""
     save(tradeoff_figure(points, title), path)
 
 
 def tradeoff_figure(points: Sequence[Point], title: str) -> Any:
-    """The figure of `draw_tradeoff`."""
+    """Plot a circle for each point; its area is the memory. Circles without a memory are small and equal."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
@@ -34,16 +34,16 @@ def tradeoff_figure(points: Sequence[Point], title: str) -> Any:
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.set_xlabel("training throughput / softmax")
     axes.set_ylabel("average accuracy (%)")
-    known = any(memory is not None for *_, memory in points)
-    axes.set_title(title + ("; area: peak memory" if known else ""), fontsize=8, wrap=True)
+    measured = any(memory is not None for *_, memory in points)
+    axes.set_title(title + ("; area: peak memory" if measured else ""), fontsize=8, wrap=True)
     axes.margins(0.15)
     _name(figure, axes, points)
     return figure
 
 
 def _name(figure: Any, axes: Any, points: Sequence[Point]) -> None:
-    """Write the names beside the circles, each below those that it would cover."""
-    figure.draw_without_rendering()  # places are known then
+    """Write names beside the circles, and move each down until it covers none before it."""
+    figure.draw_without_rendering()  # computes the positions of the texts
     boxes: list[Any] = []
     for name, speed, accuracy, _ in sorted(points, key=lambda point: -point[2]):
         text = axes.annotate(name, (speed, accuracy), textcoords="offset points", xytext=(6, 4), fontsize=7)

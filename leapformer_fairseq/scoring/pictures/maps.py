@@ -1,4 +1,4 @@
-"""All plots of a model's attention on some sentences, in one folder."""
+"""Draws a model's attention on some sentences into a folder."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def draw_maps(
     folder: Path,
     tell: Callable[[str], None],
 ) -> tuple[Proportions, list[Path]]:
-    """Draw the first sentence as BLOCK_layerN_{attention,reweighting}.png and collect the proportions of all sentences.
+    """Draw the first sentence as BLOCK_layerN_{attention,reweighting}.png, and the proportions of all sentences.
 
-    The histograms are written to proportions.png if a mechanism has proportions. `tell` receives the notes of each
-    sentence. Returns the proportions and the plots.
+    Histograms of proportions are written to proportions.png if a mechanism has any. `tell` receives the notes on each
+    sentence. Returns the proportions and the paths of the plots.
     """
     proportions, drawn = Proportions(), []
     for number, sentence in enumerate(sentences):
@@ -31,12 +31,12 @@ def draw_maps(
             tell(f"sentence {number + 1}: {note}")
         captured = capture(model, sentence.batch, chosen)
         proportions.add(captured)
-        for one in captured if number == 0 else ():
+        for layer in captured if number == 0 else ():
             for kind, draw in (("attention", draw_attention), ("reweighting", draw_reweighting)):
-                path = folder / f"{one.block}_layer{one.layer + 1}_{kind}.png"
-                if draw(one, head, *sentence.axes(one.block), path):
+                path = folder / f"{layer.block}_layer{layer.layer + 1}_{kind}.png"
+                if draw(layer, head, *sentence.axes(layer.block), path):
                     drawn.append(path)
-    if proportions.found:
+    if proportions.values:
         drawn.append(folder / "proportions.png")
         proportions.draw(drawn[-1])
     return proportions, drawn

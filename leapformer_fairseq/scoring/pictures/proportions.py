@@ -1,4 +1,4 @@
-"""The distribution of the proportions of LeaPformer and cosFormer, and how many are saturated.
+"""Distributions of the proportions of LeaPformer and cosFormer, and shares of saturated ones.
 
 A proportion network ends in a sigmoid: near 0 and 1 its gradient vanishes, and if all proportions are equal, the
 reweighting has no effect.
@@ -16,55 +16,55 @@ from torch import Tensor
 from ...modules.capture import Captured
 from .figures import save
 
-LOW, HIGH = 0.05, 0.95  # saturated below and above
+LOW, HIGH = 0.05, 0.95  # proportions below and above are saturated
 BINS = 50
 Place = tuple[str, int, str]  # block, layer, mechanism
 
 
 class Proportions:
-    """Proportions of the queries and keys of many sentences, by block, layer and mechanism."""
+    """Collects the proportions of the queries and keys of many sentences, by block, layer and mechanism."""
 
     def __init__(self) -> None:
-        self.found: dict[Place, tuple[list[Tensor], list[Tensor]]] = {}
+        self.values: dict[Place, tuple[list[Tensor], list[Tensor]]] = {}
 
     def add(self, captured: Iterable[Captured]) -> None:
         """Add a sentence; mechanisms without proportions are skipped."""
-        for one in captured:
-            both = one.proportions()
+        for layer in captured:
+            both = layer.proportions()
             if both is not None:
-                lists = self.found.setdefault((one.block, one.layer, one.mechanism.name), ([], []))
+                lists = self.values.setdefault((layer.block, layer.layer, layer.mechanism.name), ([], []))
                 for values, new in zip(lists, both, strict=True):
                     values.append(new.flatten())
 
     def sides(self) -> list[tuple[Place, str, Tensor]]:
-        """Place, "query" or "key", and all proportions there, (N,): of every token in every head that has its own."""
+        """(place, "query" or "key", proportions (N,)): of every token in every head that has its own proportions."""
         return [
             (place, side, torch.cat(values))
-            for place, lists in self.found.items()
+            for place, lists in self.values.items()
             for side, values in zip(("query", "key"), lists, strict=True)
         ]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per place and side: count, mean, standard deviation and saturation."""
+        """A row per place and side: count, mean, standard deviation and saturation."""
         return [
             {"block": place[0], "layer": place[1] + 1, "mechanism": place[2], "side": side, **saturation(values)}
             for place, side, values in self.sides()
         ]
 
     def draw(self, path: str | Path) -> None:
-        """Draw histograms as a PNG: one column per block, one row per layer; the saturated ends are shaded."""
+        """Draw histograms as a PNG: a column per block, a row per layer; saturated ranges are shaded."""
         from matplotlib.figure import Figure
 
-        blocks = list(dict.fromkeys(block for block, _, _ in self.found))
-        layers = sorted({layer for _, layer, _ in self.found})
+        blocks = list(dict.fromkeys(block for block, _, _ in self.values))
+        layers = sorted({layer for _, layer, _ in self.values})
         figure = Figure(figsize=(4 * len(blocks), 0.8 + 1.5 * len(layers)), layout="constrained")
         grid = figure.subplots(len(layers), len(blocks), squeeze=False, sharex=True)
         for axes in grid.flat:
-            axes.set_visible(False)  # until something is drawn: blocks may have different layers
+            axes.set_visible(False)  # until something is drawn, since blocks may have different layers
         for (block, layer, mechanism), side, values in self.sides():
             axes = grid[layers.index(layer)][blocks.index(block)]
             axes.set_visible(True)
-            shares = torch.full_like(values, 1 / len(values))
+            shares = torch.full_like(values, 1 / len(values))  # so that bars are shares and not counts
             axes.hist(values.numpy(), BINS, range=(0, 1), weights=shares.numpy(), alpha=0.6, label=side)
             axes.set_title(f"{block}, layer {layer + 1}, {mechanism}", fontsize=8)
             axes.tick_params(labelsize=7, labelbottom=True)

@@ -1,4 +1,4 @@
-"""Plots of benchmark results from their JSON files."""
+"""Plots benchmark results from their JSON files."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ MARKERS = "osD^vP*X"
 
 
 def read_results(path: str | Path) -> tuple[str, dict[str, Any]]:
-    """The name of the benchmark and its results. Raises LeapformerError for a file without results."""
+    """Read the name of a benchmark and its results. Raises LeapformerError for a file without results."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        results = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise LeapformerError(f"{path} cannot be read as JSON ({error}); give what `leapformer bench` wrote") from error
-    name = found.get("benchmark") if isinstance(found, dict) else None
-    if name is None and isinstance(found, dict) and {"times", "steps", "memory"} <= set(found):
-        name = "attention"  # the first benchmark did not write its name
+    name = results.get("benchmark") if isinstance(results, dict) else None
+    if name is None and isinstance(results, dict) and {"times", "steps", "memory"} <= set(results):
+        name = "attention"  # early files of this benchmark lack the name
     if name not in DRAWN:
         raise LeapformerError(
             f"{path} holds no results of a benchmark that can be drawn ({', '.join(DRAWN)}); "
             "give what `leapformer bench` wrote"
         )
-    return name, found
+    return name, results
 
 
 def draw_results(path: str | Path, out: str | Path) -> None:
     """Draw the results in the JSON file `path` as the PNG `out`. Raises LeapformerError for a file without results."""
-    name, found = read_results(path)
+    name, results = read_results(path)
     section, draw = DRAWN[name]
-    if not found.get(section):
+    if not results.get(section):
         raise LeapformerError(f"{path} lacks the {section} of {name}; run the benchmark again")
     try:
-        figure = draw(found)
+        figure = draw(results)
     except KeyError as error:
         raise LeapformerError(f"{path} lacks {error} in results of {name}; run the benchmark again") from error
     try:
@@ -48,9 +48,9 @@ def draw_results(path: str | Path, out: str | Path) -> None:
         raise LeapformerError(f"--out {out} cannot be written: {error.strerror}; choose another file") from error
 
 
-def _attention(found: dict[str, Any]) -> Any:
-    """How many times as fast as torch's attention, by the longer side: a panel per kind, a line per mechanism."""
-    rows = [{**row, "length": max(row["queries"], row["keys"])} for row in found["times"] if row["form"] == "auto"]
+def _attention(results: dict[str, Any]) -> Any:
+    """Speed relative to torch's attention by the length of the longer side: a panel per kind, a line per mechanism."""
+    rows = [{**row, "length": max(row["queries"], row["keys"])} for row in results["times"] if row["form"] == "auto"]
     kinds, devices, styles = _values(rows, "kind"), _values(rows, "device"), _styles(rows)
     figure, grid = _grid(len(devices), len(kinds), "Attention: forward and backward pass")
     for device, line in zip(devices, grid, strict=True):
@@ -63,12 +63,12 @@ def _attention(found: dict[str, Any]) -> Any:
     return _with_legend(figure)
 
 
-def _decode(found: dict[str, Any]) -> Any:
-    """Milliseconds per token by target length, a panel per number of rows; and the bytes of state.
+def _decode(results: dict[str, Any]) -> Any:
+    """Milliseconds per token by target length, a panel per number of rows, and the size of the state.
 
-    For a target length there may be several source lengths: the line goes through the shortest, the others are hollow.
+    Lines go through the shortest source of each target length; points for longer sources are hollow.
     """
-    rows = found["decoders"]
+    rows = results["decoders"]
     counts, devices, styles = _values(rows, "rows"), _values(rows, "device"), _styles(rows)
     figure, grid = _grid(len(devices), len(counts) + 1, "Decoding: a token of a whole decoder")
     for device, line in zip(devices, grid, strict=True):
@@ -86,17 +86,17 @@ def _decode(found: dict[str, Any]) -> Any:
     return _with_legend(figure)
 
 
-def _train(found: dict[str, Any]) -> Any:
+def _train(results: dict[str, Any]) -> Any:
     """Tokens per second and peak memory of a training step: groups of bars by tokens per sample."""
     panels = [
-        (found[section], value, title)
+        (results[section], value, title)
         for section, value, title in (
             ("times", "tokens_per_second", "tokens per second"),
             ("memory", "peak_mib", "peak memory (MiB)"),
         )
-        if found[section]  # the memory is not known everywhere
+        if results[section]  # memory cannot be measured on every system
     ]
-    devices, styles = _values(found["times"], "device"), _styles(found["times"])
+    devices, styles = _values(results["times"], "device"), _styles(results["times"])
     figure, grid = _grid(len(devices), len(panels), "Training step of a language model")
     for device, line in zip(devices, grid, strict=True):
         for axes, (rows, value, title) in zip(line, panels, strict=True):
@@ -106,11 +106,11 @@ def _train(found: dict[str, Any]) -> Any:
     return _with_legend(figure)
 
 
-def _bounded(found: dict[str, Any]) -> Any:
-    """Milliseconds and peak memory by length, a line per system, the cumulative sums among them."""
-    known = _values(found["times"], "mechanism")
-    times = [*found["times"], *(row for row in found["cumulative"] if row["mechanism"] not in known)]
-    panels = [(times, "ms", "milliseconds"), (found["memory"], "peak_mib", "peak MiB above the inputs")]
+def _bounded(results: dict[str, Any]) -> Any:
+    """Milliseconds and peak memory by length: a line per system, including cumulative sums."""
+    timed = _values(results["times"], "mechanism")
+    times = [*results["times"], *(row for row in results["cumulative"] if row["mechanism"] not in timed)]
+    panels = [(times, "ms", "milliseconds"), (results["memory"], "peak_mib", "peak MiB above the inputs")]
     panels = [panel for panel in panels if panel[0]]
     devices, styles = _values(times, "device"), _styles(times)
     figure, grid = _grid(len(devices), len(panels), "Causal training with a bounded memory: forward and backward pass")
@@ -121,9 +121,9 @@ def _bounded(found: dict[str, Any]) -> Any:
     return _with_legend(figure)
 
 
-def _model(found: dict[str, Any]) -> Any:
-    """How many times as fast as fairseq, decoder and encoder, by length, a line per plan; FLOPs as bars."""
-    rows = found["decoders"]
+def _model(results: dict[str, Any]) -> Any:
+    """Speed of decoder and encoder relative to fairseq by length, a line per plan; FLOPs as bars."""
+    rows = results["decoders"]
     devices, styles = _values(rows, "device"), _styles(rows)
     figure, grid = _grid(len(devices), 3, "Text to speech by attention plan (encoder/decoder/cross)")
     for device, (decoder, encoder, flops) in zip(devices, grid, strict=True):
@@ -131,15 +131,15 @@ def _model(found: dict[str, Any]) -> Any:
             (decoder, "decoders", "steps", "decoder", "decoder steps"),
             (encoder, "encoders", "source", "encoder", "phonemes"),
         ):
-            _lines(axes, _only(found[section], device=device), x, "ratio", styles)
+            _lines(axes, _only(results[section], device=device), x, "ratio", styles)
             axes.set(title=f"{title}, {device}", xlabel=label, yscale="linear")
         decoder.set_ylabel("times as fast as fairseq")
-        _bars(flops, found["flops"], "steps", "gflop", styles)
+        _bars(flops, results["flops"], "steps", "gflop", styles)
         flops.set(title="GFLOP of a sentence", xlabel="decoder steps")
     return _with_legend(figure)
 
 
-# name -> the section that there must be, and how to draw it
+# name -> required section, function that draws the figure
 DRAWN: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
     "attention": ("times", _attention),
     "decode": ("decoders", _decode),
@@ -150,7 +150,7 @@ DRAWN: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
 
 
 def _grid(lines: int, columns: int, title: str) -> tuple[Any, Any]:
-    """A figure, and its panels by line and column."""
+    """A figure and its panels by line and column."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(PANEL[0] * columns, 0.4 + PANEL[1] * lines), layout="constrained")
@@ -163,7 +163,7 @@ def _grid(lines: int, columns: int, title: str) -> tuple[Any, Any]:
 
 
 def _with_legend(figure: Any) -> Any:
-    """The same, with a name for each colour below the panels."""
+    """Add a legend below the panels, and return the figure."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     named = dict(zip(labels, handles, strict=True))
     figure.legend(named.values(), named, loc="outside lower center", ncols=len(named), fontsize=8)
@@ -171,12 +171,12 @@ def _with_legend(figure: Any) -> Any:
 
 
 def _styles(rows: Iterable[Row]) -> dict[str, tuple[str, str]]:
-    """A colour and a marker for every mechanism, the same in all panels."""
+    """A colour and a marker for each mechanism, the same in all panels."""
     return {name: (f"C{i % 10}", MARKERS[i % len(MARKERS)]) for i, name in enumerate(_values(rows, "mechanism"))}
 
 
 def _lines(axes: Any, rows: list[Row], x: str, y: str, styles: dict[str, tuple[str, str]]) -> None:
-    """One line per mechanism on logarithmic axes that show the lengths that were measured."""
+    """Draw a line per mechanism on logarithmic axes, with ticks at the measured lengths."""
     from matplotlib.ticker import LogFormatter
 
     for name, (colour, marker) in styles.items():
@@ -188,11 +188,11 @@ def _lines(axes: Any, rows: list[Row], x: str, y: str, styles: dict[str, tuple[s
     axes.set_xticks(sorted(_values(rows, x)), [f"{length:,}" for length in sorted(_values(rows, x))], fontsize=7)
     axes.set_xticks([], minor=True)
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter(LogFormatter())  # between powers of ten, where there are few of these
+    axes.yaxis.set_minor_formatter(LogFormatter())  # labels between powers of ten if the range is small
 
 
 def _bars(axes: Any, rows: list[Row], group: str, y: str, styles: dict[str, tuple[str, str]]) -> None:
-    """Groups of bars by the number in a column, a bar per mechanism."""
+    """Draw groups of bars by the values of column `group`, a bar per mechanism."""
     groups, names = _values(rows, group), _values(rows, "mechanism")
     for row in rows:
         offset = (names.index(row["mechanism"]) + 0.5) / len(names) - 0.5
@@ -209,7 +209,7 @@ def _points(axes: Any, rows: list[Row], x: str, y: str, styles: dict[str, tuple[
 
 
 def _values(rows: Iterable[Row], key: str) -> list[Any]:
-    """The different values in a column, in the order of the rows."""
+    """The distinct values of a column, in the order of the rows."""
     return list(dict.fromkeys(row[key] for row in rows))
 
 

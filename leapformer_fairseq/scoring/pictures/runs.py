@@ -1,4 +1,4 @@
-"""Plot of the scores of a recipe's runs: one row per attention, one panel per test set."""
+"""Plots the scores of a recipe's runs: a row per attention, a panel per test set."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from .figures import save
 from .results import PANEL
 
 Row = dict[str, Any]
-LINE = 0.26  # inches of a row's height
-LONGEST = 40  # characters of an option's value; a path is known by its end
+LINE = 0.26  # height of a row in inches
+LONGEST = 40  # characters of an option's value; the end of a path tells most
 
 
 def draw_runs(rows: Sequence[Row], title: str, path: str | Path) -> None:
-    """Write the figure of `runs_figure` as a PNG."""
+    """Write `runs_figure` as a PNG."""
     save(runs_figure(rows, title), path)
 
 
 def runs_figure(rows: Sequence[Row], title: str) -> Any:
-    """The main score of every row of `scoring.runs.compare` as a matplotlib figure.
+    """Plot the main score of each row of `scoring.runs.compare`.
 
-    A dot is the mean over the seeds, a bar goes from minimum to maximum, and softmax is a line through all rows.
+    A dot is the mean over the seeds, a bar goes from minimum to maximum, and a line through all rows is softmax.
     """
     from matplotlib.figure import Figure
 
@@ -45,18 +45,19 @@ def _draw_rows(axes: Any, rows: Sequence[Row]) -> None:
         axes.errorbar([score["mean"]], [place], xerr=reach, fmt="o", capsize=3, color=colour)
         if row["attention"] == "softmax":
             axes.axvline(score["mean"], linestyle=":", color="grey")
-    labels = ["\n".join([row["attention"], *own]) for row, own in zip(rows, own_options(rows), strict=True)]
+    options = distinct_options(rows)
+    labels = ["\n".join([row["attention"], *lines]) for row, lines in zip(rows, options, strict=True)]
     axes.set_yticks(range(len(rows)), labels, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel(", ".join(dict.fromkeys(row["measure"] for row in rows)))
     axes.grid(axis="x", alpha=0.3)
 
 
-def own_options(rows: Sequence[Row]) -> list[list[str]]:
+def distinct_options(rows: Sequence[Row]) -> list[list[str]]:
     """For each row, the options that not all rows share, such as `--max-epoch 8`; long values are cut to their end."""
-    found = [[option.split(None, 1) for option in re.split(r"\s(?=--)", row["options"])] for row in rows]
-    common = [option for option in found[0] if all(option in options for options in found)]
-    return [[" ".join(map(_end, option)) for option in options if option not in common] for options in found]
+    parsed = [[option.split(None, 1) for option in re.split(r"\s(?=--)", row["options"])] for row in rows]
+    common = [option for option in parsed[0] if all(option in options for options in parsed)]
+    return [[" ".join(map(_end, option)) for option in options if option not in common] for options in parsed]
 
 
 def _end(text: str) -> str:

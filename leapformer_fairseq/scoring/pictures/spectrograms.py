@@ -1,4 +1,4 @@
-"""Spectrograms of the same sentence, one below the other: the recording, and the output of every system."""
+"""Plots spectrograms of the same sentence below each other: the recording, and the output of each system."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ...runtime.acoustics.mel import MelConfig
 from .figures import save
 
 PANEL_HEIGHT = 1.7  # inches
-WIDTHS = (6.0, 14.0)  # least and greatest, in inches
+WIDTHS = (6.0, 14.0)  # minimum and maximum, in inches
 INCHES_PER_SECOND = 2.5
 
 
 def draw_spectrograms(log_mels: Mapping[str, np.ndarray], mels: MelConfig, title: str, path: str | Path) -> None:
-    """Draw named log-mels, (frames, n_mels) each, as one PNG with one colour scale and one time axis in seconds."""
+    """Draw named log-mels, (frames, n_mels) each, as a PNG with a common colour scale and time axis."""
     from matplotlib.figure import Figure
 
     seconds_per_frame = mels.hop_length / mels.sample_rate
@@ -27,7 +27,7 @@ def draw_spectrograms(log_mels: Mapping[str, np.ndarray], mels: MelConfig, title
     darkest = min(float(frames.min()) for frames in log_mels.values())
     brightest = max(float(frames.max()) for frames in log_mels.values())
     for axes, (name, frames) in zip(grid.flat, log_mels.items(), strict=True):
-        # A frame is centred on its time, a channel on its number.
+        # Extents are edges: frames are centred on their times, channels on their numbers.
         extent = ((np.array([0, len(frames)]) - 0.5) * seconds_per_frame).tolist() + [-0.5, mels.n_mels - 0.5]
         image = axes.imshow(
             frames.T, "magma", aspect="auto", origin="lower", extent=extent, vmin=darkest, vmax=brightest

@@ -1,4 +1,4 @@
-"""An utterance of a text-to-speech model: its spectrogram, the alignment, and the probability of the end."""
+"""Plots an utterance of a text-to-speech model: spectrogram, alignment, and probability of the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .figures import save
 
 
 def draw_utterance(utterance: Utterance, script: Script, path: str | Path) -> None:
-    """Draw one PNG with three panels over the same time axis; the alignment is shown only if it was kept."""
+    """Draw a PNG with three panels over a common time axis; that of the alignment is empty if it was not kept."""
     from matplotlib.figure import Figure
 
     steps, phonemes = len(utterance.ended), [*script.phonemes.split(), "."]

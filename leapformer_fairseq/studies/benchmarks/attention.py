@@ -35,19 +35,19 @@ from .tables import Table
 
 HEADS, HEAD_DIM = 8, 32
 SDPA = "sdpa"
-# what a mechanism needs to be built, and to hold the longest sequence here
+# required options, and sizes for the longest sequence
 OPTIONS: dict[str, dict[str, Any]] = {
     "cosformer": {"cosformer_length": 4096},
     "abc-linformer": {"abc_max_length": 20_000},
     "abc-pool": {"abc_pool_size": 625},
     "abc-global": {"abc_global_every": 512},
 }
-# by default: sparsity patterns are measured by `leapformer bench sparse`
+# by default, without sparsity patterns, which `leapformer bench sparse` measures
 MECHANISMS_MEASURED = tuple(
     sorted(name for name, cls in MECHANISMS.items() if name != "softmax" and not issubclass(cls, Pattern))
 )
 EXECUTIONS = ("auto", "reference", "scan")
-# the reference is left out above this many pairs of query and key per head
+# the reference is not timed above this many pairs of query and key per head
 REFERENCE_PAIRS = 2048 * 2048
 PARITY = 1e-10  # largest relative difference between forms in float64
 SECONDS = 20.0  # per case
@@ -61,7 +61,7 @@ TABLES = (
 
 
 class Case(NamedTuple):
-    """One size of one kind of attention: "causal", "bidirectional" or "wait-k"."""
+    """A kind of attention, "causal", "bidirectional" or "wait-k", and its size."""
 
     kind: str
     queries: int
@@ -91,7 +91,7 @@ CASES = [
 ]
 QUICK_CASES = [*_square("causal", 128, 512), *_square("bidirectional", 128, 512), Case("wait-k", 64, 500)]
 MEMORY_CASE, QUICK_MEMORY_CASE = Case("causal", 16384, 16384), Case("causal", 2048, 2048)
-# What mechanisms as the dispatch chooses must reach: SDPA's time over theirs, forward and backward, on one CPU thread
+# SDPA's time over that of "auto", forward and backward, on one CPU thread, at least
 AIMS: dict[str, dict[Case, float]] = {
     "leap": {
         Case("causal", 512, 512): 1.6,
@@ -128,24 +128,24 @@ def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterato
 
 
 def make(name: str, device: torch.device | str = "cpu") -> Mechanism:
-    """A mechanism of the benchmark's size."""
+    """Build a mechanism of the benchmark's size."""
     return build(name, HEAD_DIM, HEADS, **OPTIONS.get(name, {})).to(device)
 
 
 def serving(names: list[str], case: Case) -> list[str]:
-    """The mechanisms that are defined for this kind of attention."""
+    """The mechanisms that support this kind of attention."""
     return [name for name in names if make(name).capabilities.unsupported_reason(None, case.mask) is None]
 
 
 def disagreement(name: str) -> str | None:
-    """The execution of the mechanism that differs from its reference, and by how much; None if all agree."""
+    """Say which execution of the mechanism differs from its reference, and by how much; None if all agree."""
     mechanism, exact = make(name).double(), measure.Place(torch.device("cpu"), torch.float64)
     for case in (Case("causal", 150, 150), Case("bidirectional", 33, 47), Case("wait-k", 40, 300)):
         if not serving([name], case):
             continue
         q, k, v = _inputs(case, exact, batch=1)
         expected = _results(mechanism, q, k, v, case, "reference")
-        for kept in (0, 10**9):  # tokens whose features are kept for the backward pass: none, all
+        for kept in (0, 10**9):  # save intermediates of no token or of all tokens for the backward pass
             with dispatch.override(
                 kept_numbers=kept, kept_slot_tokens=kept, segment_tokens=100, segment_slot_tokens=100, least_segment=1
             ):
@@ -169,7 +169,7 @@ def disagreement(name: str) -> str | None:
 
 
 def times(case: Case, names: list[str], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
-    """Milliseconds of every execution of the mechanisms, with SDPA in the first row."""
+    """Time every execution of the mechanisms, in milliseconds; SDPA is in the first row."""
     inputs = _inputs(case, place)
     grad = torch.randn_like(inputs[0])
     mechanisms = {name: make(name, place.device) for name in serving(names, case)}
@@ -181,8 +181,8 @@ def times(case: Case, names: list[str], place: measure.Place, seconds: float) ->
                 ways[name, execution] = partial(mechanism, mask=case.mask, execution=execution)
     parameters = [parameter for mechanism in mechanisms.values() for parameter in mechanism.parameters()]
     calls = {label: partial(_time, way, inputs, parameters, grad) for label, way in ways.items()}
-    found = measure.medians(calls, seconds)
-    base_forward, base = found[SDPA, SDPA]
+    medians = measure.medians(calls, seconds)
+    base_forward, base = medians[SDPA, SDPA]
     return [
         {
             **_labels(case, place, name, form),
@@ -192,13 +192,13 @@ def times(case: Case, names: list[str], place: measure.Place, seconds: float) ->
             "ratio": base / both,
             "aim": AIMS.get(name, {}).get(case) if form == "auto" and place.has_aims else None,
         }
-        for (name, form), (forward, both) in found.items()
+        for (name, form), (forward, both) in medians.items()
     ]
 
 
 @torch.no_grad()
 def steps(length: int, names: list[str], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
-    """Microseconds of one more token with `length` tokens in the state; the KV cache of softmax is in the first row."""
+    """Time one more token after `length` ones, in microseconds; softmax with a KV cache is in the first row."""
     case = Case("causal", length, length)
     q, k, v = (x.detach() for x in _inputs(case, place, batch=1))
     device = place.device
@@ -210,18 +210,18 @@ def steps(length: int, names: list[str], place: measure.Place, seconds: float) -
         _, state = mechanism.scan(mechanism.init_state(1, HEAD_DIM, k, mask=CAUSAL), k, k, v, past, past)
         q_t, k_t, v_t = (x[:, :, :1] for x in (q, k, v))
         calls[name] = partial(_step, partial(mechanism.scan, state, q_t, k_t, v_t, next_one, next_one), device)
-    found = measure.medians(calls, seconds)
+    medians = measure.medians(calls, seconds)
     return [
-        {**_labels(case, place, name, "step"), "us": step * 1e6, "ratio": found["softmax"][0] / step}
-        for name, (step,) in found.items()
+        {**_labels(case, place, name, "step"), "us": step * 1e6, "ratio": medians["softmax"][0] / step}
+        for name, (step,) in medians.items()
     ]
 
 
 def memory(case: Case, names: list[str], place: measure.Place) -> list[dict[str, Any]]:
-    """Peak MiB above the inputs, SDPA in the first row; no rows if the peak is unknown or too small to measure."""
+    """Measure peak MiB above the inputs, SDPA in the first row; no rows if it is unknown or too small to measure."""
     systems = (SDPA, *serving(names, case))
-    found = {name: measure.in_fresh_process(peak_above_inputs, name, case, str(place)) for name in systems}
-    base = found[SDPA]
+    peaks = {name: measure.in_fresh_process(peak_above_inputs, name, case, str(place)) for name in systems}
+    base = peaks[SDPA]
     return [
         {
             **_labels(case, place, name, SDPA if name == SDPA else "auto"),
@@ -229,17 +229,17 @@ def memory(case: Case, names: list[str], place: measure.Place) -> list[dict[str,
             "ratio": peak / base,
             "aim": MEMORY_AIM if case == MEMORY_CASE and name == MEMORY_AIM_OF and place.has_aims else None,
         }
-        for name, peak in found.items()
+        for name, peak in peaks.items()
         if base and peak is not None
     ]
 
 
 def peak_above_inputs(name: str, case: Case, place_name: str) -> int | None:
-    """Bytes; to be called in a separate process."""
+    """Peak bytes above the inputs; to be called in a fresh process."""
     torch.set_num_threads(1)
     place = measure.Place.parse(place_name)
     peak = None
-    for size in (*_square("causal", 64), case):  # the first loads what torch loads late
+    for size in (*_square("causal", 64), case):  # the first call loads libraries, which must not count
         attend = _sdpa(size, place.device) if name == SDPA else partial(make(name, place.device), mask=size.mask)
         inputs = _inputs(size, place)
         grad = torch.randn_like(inputs[0])
@@ -261,7 +261,7 @@ def _labels(case: Case, place: measure.Place, mechanism: str, form: str) -> dict
 
 
 def _inputs(case: Case, place: measure.Place, batch: int | None = None) -> tuple[Tensor, ...]:
-    """q, k and v that want gradients."""
+    """Random q, k and v that require gradients."""
     shapes = ((batch or case.batch, HEADS, count, HEAD_DIM) for count in (case.queries, case.keys, case.keys))
     return tuple(torch.randn(shape, device=place.device, dtype=place.dtype, requires_grad=True) for shape in shapes)
 
@@ -276,7 +276,7 @@ def _sdpa(case: Case, device: torch.device) -> Callable[..., Tensor]:
 def _time(
     attend: Callable[..., Tensor], inputs: tuple[Tensor, ...], parameters: Sequence[Tensor], grad: Tensor
 ) -> measure.Seconds:
-    """Seconds of the forward pass, and of forward and backward pass."""
+    """Time the forward pass, and forward and backward pass together."""
     for tensor in (*inputs, *parameters):
         tensor.grad = None
     start = measure.clock(grad.device)
@@ -294,13 +294,13 @@ def _step(extend: Callable[[], object], device: torch.device) -> measure.Seconds
 
 
 def _results(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, case: Case, execution: Any) -> list[Tensor]:
-    """Output and all gradients of its square; those of what the mechanism does not read are zeros."""
+    """The output and all gradients of its squared sum; gradients of unused inputs are zeros."""
     inputs = (q, k, v, *mechanism.parameters())
     out = mechanism(q, k, v, mask=case.mask, execution=execution)
     return [out.detach(), *torch.autograd.grad(out.square().sum(), inputs, materialize_grads=True)]
 
 
-def _largest_error(got: list[Tensor], expected: list[Tensor]) -> float:
-    """Relative to the largest number of each tensor, but at least to 1; a NaN stays one."""
-    errors = ((a - b).abs().max() / b.abs().max().clamp_min(1) for a, b in zip(got, expected, strict=True))
+def _largest_error(actual: list[Tensor], expected: list[Tensor]) -> float:
+    """The largest error relative to each tensor's largest number, or to 1 if that is larger; NaN if there is any."""
+    errors = ((a - b).abs().max() / b.abs().max().clamp_min(1) for a, b in zip(actual, expected, strict=True))
     return float(torch.stack(list(errors)).max())

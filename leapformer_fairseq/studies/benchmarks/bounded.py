@@ -29,12 +29,12 @@ from ...attention.bounded.mlp import MLP
 from ...support.memory import MIB
 from . import measure
 from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks)
-from .tables import Found, Table
+from .tables import Results, Table
 
 HEADS, HEAD_DIM, SLOTS = 8, 64, 32
-TOKENS = 2048  # of a batch, at least one sequence
+TOKENS = 2048  # per batch, which has at least one sequence
 SDPA, CUMULATIVE, REFERENCE = "sdpa", "cumulative sums", "abc-mlp"
-# what holds the longest sequence here, where a mechanism has such an option
+# options that must fit the longest sequence
 ROOM = {"abc_max_length": 20_000, "abc_pool_size": 512, "abc_global_every": 512}
 SECONDS = 30.0  # per case
 TITLE = "Bounded memories: speed and memory of training"
@@ -66,25 +66,25 @@ def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterato
             yield measure.case(f"{place}: memory, {length:,}", "memory", memory, length, names, place)
 
 
-def times(length: int, names: list[str], place: measure.Place, seconds: float) -> Found:
-    """A training step of every system, compared with softmax and with cumulative sums."""
-    found = medians(length, names, place, seconds)
+def times(length: int, names: list[str], place: measure.Place, seconds: float) -> Results:
+    """Time a training step of every system, compared with softmax and with cumulative sums."""
+    seconds_of = medians(length, names, place, seconds)
     return {
-        "times": compared(found, SDPA, length, place, AIMS),
-        "cumulative": compared(found, CUMULATIVE, length, place, CUMULATIVE_AIMS),
+        "times": compared(seconds_of, SDPA, length, place, AIMS),
+        "cumulative": compared(seconds_of, CUMULATIVE, length, place, CUMULATIVE_AIMS),
     }
 
 
 def medians(length: int, names: list[str], place: measure.Place, seconds: float) -> dict[str, float]:
-    """Seconds of every system."""
+    """Median seconds of every system."""
     inputs = _inputs(length, place)
     grad = torch.randn_like(inputs[0])
     calls = {name: partial(_time, system(name, place), inputs, grad) for name in systems(length, names)}
-    return {name: found for name, (found,) in measure.medians(calls, seconds).items()}
+    return {name: duration for name, (duration,) in measure.medians(calls, seconds).items()}
 
 
 def systems(length: int, names: list[str]) -> list[str]:
-    """The systems measured at this length: softmax first, and the cumulative sums as long as they fit in memory."""
+    """The systems to measure at this length: softmax first, and cumulative sums if they fit in memory."""
     serving = [name for name in names if make(name).capabilities.unsupported_reason(None, CAUSAL) is None]
     return [SDPA, *([CUMULATIVE] if REFERENCE in names and length <= LONGEST_CUMULATIVE else []), *serving]
 
@@ -92,7 +92,7 @@ def systems(length: int, names: list[str]) -> list[str]:
 def compared(
     times: dict[str, float], base: str, length: int, place: measure.Place, aims: dict[int, float]
 ) -> list[dict[str, Any]]:
-    """Milliseconds of every system relative to the `base`; no rows without it."""
+    """Rows with the milliseconds of every system and the ratio to `base`; none if `base` was not measured."""
     others = [name for name in times if name not in (SDPA, CUMULATIVE)]
     return [
         {
@@ -106,24 +106,24 @@ def compared(
 
 
 def memory(length: int, names: list[str], place: measure.Place) -> list[dict[str, Any]]:
-    """Peak MiB above the inputs; no rows if the peak is unknown or too small to measure."""
-    found = {
+    """Measure peak MiB above the inputs; no rows if it is unknown or too small to measure."""
+    peaks = {
         name: measure.in_fresh_process(peak_above_inputs, name, length, str(place)) for name in systems(length, names)
     }
-    base = found[SDPA]
+    base = peaks[SDPA]
     return [
         {**_labels(length, name, place), "peak_mib": peak / MIB, "ratio": peak / base}
-        for name, peak in found.items()
+        for name, peak in peaks.items()
         if base and peak is not None
     ]
 
 
 def peak_above_inputs(name: str, length: int, place_name: str) -> int | None:
-    """Bytes; to be called in a separate process."""
+    """Peak bytes above the inputs; to be called in a fresh process."""
     torch.set_num_threads(1)
     place = measure.Place.parse(place_name)
     peak = None
-    for size in (64, length):  # the first loads what torch loads late
+    for size in (64, length):  # the first call loads libraries, which must not count
         measured, inputs = system(name, place), _inputs(size, place)
         grad = torch.randn_like(inputs[0])
         with measure.peak_growth(place.device) as growth:
@@ -142,29 +142,29 @@ def system(name: str, place: measure.Place) -> System:
 
 
 def make(name: str) -> Mechanism:
-    """A mechanism of the benchmark's size; the first option of a bounded memory is its number of slots."""
-    options = [option.name for option in find(name).options]
+    """Build a mechanism of the benchmark's size."""
+    options = [option.name for option in find(name).options]  # the first of a bounded memory is its number of slots
     slots: dict[str, Any] = {options[0]: SLOTS} if issubclass(find(name), BoundedMechanism) else {}
     room: dict[str, Any] = {option: ROOM[option] for option in options if option in ROOM}
     return build(name, HEAD_DIM, HEADS, **slots, **room)
 
 
 def _members() -> tuple[str, ...]:
-    """The bounded memories that are causal as they come, of each class and its variants the first."""
-    found = []
+    """The bounded memories that support causal attention without further options, and no variants of others."""
+    names = []
     for name, cls in sorted(MECHANISMS.items()):
         variant = any(other is not cls and issubclass(cls, other) for other in MECHANISMS.values())
         if issubclass(cls, BoundedMechanism) and not variant:
             reason = build(name, HEAD_DIM, HEADS).capabilities.unsupported_reason(None, CAUSAL)
-            found += [] if reason else [name]
-    return tuple(sorted(found, key=lambda name: name != REFERENCE))
+            names += [] if reason else [name]
+    return tuple(sorted(names, key=lambda name: name != REFERENCE))
 
 
 MECHANISMS_MEASURED = _members()
 
 
 def cumulative(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal abc-mlp as its formula is written (Peng et al., 2022, arXiv:2110.02488, appendix B.1)."""
+    """Causal abc-mlp by its formula, for all prefixes at once (Peng et al., 2022, arXiv:2110.02488, appendix B.1)."""
     control = cast(MLP, mechanism).control(k, TokenInfo.whole(k.shape[2], device=k.device))
     alpha = control.unsqueeze(-1)  # (B, H, N, n, 1)
     total = alpha.cumsum(2)
@@ -178,13 +178,13 @@ def _labels(length: int, name: str, place: measure.Place) -> dict[str, Any]:
 
 
 def _inputs(length: int, place: measure.Place) -> tuple[Tensor, ...]:
-    """q, k and v that want gradients."""
+    """Random q, k and v that require gradients."""
     shape = (max(1, TOKENS // length), HEADS, length, HEAD_DIM)
     return tuple(torch.randn(shape, device=place.device, dtype=place.dtype, requires_grad=True) for _ in range(3))
 
 
 def _time(measured: System, inputs: tuple[Tensor, ...], grad: Tensor) -> measure.Seconds:
-    """Seconds of forward and backward pass."""
+    """Time forward and backward pass together."""
     for tensor in (*inputs, *measured.parameters):
         tensor.grad = None
     start = measure.clock(grad.device)

@@ -1,4 +1,4 @@
-"""CTranslate2, where that is installed: C++ for stock transformers, here with the weights of one of fairseq's."""
+"""CTranslate2, an engine in C++ for stock transformers, with the weights of a fairseq model; if it is installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ def is_installed() -> bool:
 
 
 def translator(decoder: Any, heads: int, layers: int = 1) -> tuple[Any, Any]:
-    """A stock decoder behind a stock encoder of so many layers, with one thread, and this encoder in PyTorch."""
+    """Convert a stock decoder and a new stock encoder of `layers` layers; return the translator and the encoder.
+
+    The translator has one thread and computes in float32.
+    """
     import ctranslate2
     from ctranslate2.converters import fairseq as convert
     from ctranslate2.specs.transformer_spec import TransformerSpec
@@ -36,19 +39,19 @@ def translator(decoder: Any, heads: int, layers: int = 1) -> tuple[Any, Any]:
     spec.validate()
     with TemporaryDirectory() as folder:
         spec.save(folder)
-        made = ctranslate2.Translator(folder, inter_threads=1, intra_threads=1, compute_type="float32")
-    return made, encoder
+        model = ctranslate2.Translator(folder, inter_threads=1, intra_threads=1, compute_type="float32")
+    return model, encoder
 
 
-def translate(made: Any, sources: list[list[str]], beam: int, length: int) -> list[list[str]]:
-    """The best targets of so many tokens, the end not counted."""
-    found = made.translate_batch(
+def translate(model: Any, sources: list[list[str]], beam: int, length: int) -> list[list[str]]:
+    """The best translations of exactly `length` tokens, without the end."""
+    results = model.translate_batch(
         sources, beam_size=beam, min_decoding_length=length, max_decoding_length=length, max_batch_size=0
     )
-    return [one.hypotheses[0] for one in found]
+    return [result.hypotheses[0] for result in results]
 
 
 def texts(words: Any, sentences: int, length: int) -> list[list[str]]:
-    """Random sentences of known words."""
+    """Random sentences of words in the dictionary."""
     numbers = torch.randint(words.nspecial, len(words), (sentences, length)).tolist()
     return [[words.symbols[number] for number in line] for line in numbers]

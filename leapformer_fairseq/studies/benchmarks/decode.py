@@ -139,9 +139,9 @@ def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterato
 
 
 def disagreement(name: str) -> str | None:
-    """How the decoder with this mechanism, token by token, differs from a single pass; None if it does not.
+    """Say how the decoder with this mechanism, token by token, differs from a single pass; None if it does not.
 
-    Checked in double precision, and in single precision, where the step is the C step that is timed.
+    Checked in float64, and in float32, which uses the C step that is timed.
     """
     errors = {dtype: _worst(name, dtype) for dtype in PARITY}
     return next(
@@ -155,7 +155,7 @@ def disagreement(name: str) -> str | None:
 
 
 def _worst(name: str, dtype: torch.dtype) -> float:
-    """The largest difference of features, token by token and in one pass."""
+    """The largest difference between features computed token by token and in a single pass."""
     torch.manual_seed(0)
     decoder = make(name, measure.Place(torch.device("cpu"), dtype), layers=2)
     tokens, source = torch.randint(4, 20, (2, 12)), torch.randn(9, 2, WIDTH, dtype=dtype)
@@ -172,7 +172,7 @@ def _worst(name: str, dtype: torch.dtype) -> float:
 
 @torch.no_grad()
 def decoders(case: Case, names: list[str], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
-    """Milliseconds per token and bytes of state of every decoder, fairseq's own first."""
+    """Time a token of every decoder, in milliseconds, and measure its state in bytes; fairseq is in the first row."""
     systems = [FAIRSEQ, "softmax", *(name for name in names if name != "softmax")]
     systems += [TORCH] if "leap" in names and place.device.type == "cpu" else []
     source = torch.randn(case.source, case.sentences, WIDTH, device=place.device, dtype=place.dtype)
@@ -190,7 +190,8 @@ def decoders(case: Case, names: list[str], place: measure.Place, seconds: float)
         for name in EXPORTED, INT8:
             calls[name], sizes[name] = exported(case, name == INT8)
     times = measure.medians(calls, seconds)
-    sizes |= {name: held_bytes(state) for name, state in states.items()}  # cross-attention's come with the first token
+    # After the timing: the first token writes the state of cross-attention.
+    sizes |= {name: held_bytes(state) for name, state in states.items()}
     (base,), aims = times[FAIRSEQ], {"leap": AIMS, EXPORTED: EXPORTED_AIMS}
     return [
         {
@@ -217,7 +218,7 @@ def make(
     reads_source: bool = True,
     **options: Any,
 ) -> Any:
-    """A decoder, by default of the benchmark's size; "fairseq" is the stock one."""
+    """Build a decoder, by default of the benchmark's size; "fairseq" is the stock one."""
     from fairseq.data import Dictionary
     from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase
     from fairseq.models.transformer.transformer_legacy import base_architecture
@@ -268,7 +269,7 @@ def fill(decoder: Any, state: dict[str, Any], case: Case, like: Tensor) -> None:
 
 @cache
 def exported_graphs(name: str, reads_source: bool = True, quantized: bool = False) -> Any:
-    """A decoder's step in onnxruntime, with one thread; if it does not read a source, its graph for prompts, too."""
+    """The graph of a decoder's step in onnxruntime, with one thread; without a source, also that for prompts."""
     from ...export.write import quantize_graph
     from ...runtime.engine import Graphs
     from ...runtime.folder import LANGUAGE, STEP, TRANSLATION, Folder
@@ -285,7 +286,7 @@ def exported_graphs(name: str, reads_source: bool = True, quantized: bool = Fals
 
 @cache
 def _traced(name: str, reads_source: bool) -> tuple[Any, dict[str, bytes]]:
-    """The shapes of a decoder's states and its graphs, which take long to trace."""
+    """The shapes of a decoder's states, and its graphs, cached because tracing takes long."""
     from ...export.write import write_prompt, write_step
     from ...runtime.folder import PROMPT, STEP
 
@@ -298,7 +299,7 @@ def _traced(name: str, reads_source: bool) -> tuple[Any, dict[str, bytes]]:
 
 
 def exported(case: Case, quantized: bool) -> tuple[Callable[[], measure.Seconds], int]:
-    """One more token of the exported decoder, and the bytes of its states."""
+    """A function that times one more token of the exported decoder, and the size of its states in bytes."""
     from ...runtime.folder import CROSS, SELF
 
     graphs = exported_graphs("leap", quantized=quantized)
@@ -315,13 +316,13 @@ def exported(case: Case, quantized: bool) -> tuple[Callable[[], measure.Seconds]
 
 
 def random_states(graphs: Any, side: str, rows: int) -> dict[str, Any]:
-    """The states of a kind of attention as if something had been read."""
+    """Random states of a kind of attention, in place of those after a source or target."""
     shapes = graphs.folder.states[side].items()
     return {name: graphs.value(np.random.rand(rows, *shape).astype(np.float32)) for name, shape in shapes}
 
 
 def reordered(case: Case) -> np.ndarray:
-    """Random hypotheses of the same sentence that each one continues, (sentences, beam)."""
+    """A random order of the hypotheses, (sentences, beam): each continues one of the same sentence."""
     groups = np.arange(case.rows).reshape(-1, case.beam)
     return np.take_along_axis(groups, np.random.randint(0, case.beam, groups.shape), 1)
 
@@ -334,7 +335,7 @@ def held_bytes(state: dict[str, Any]) -> int:
 
 @torch.no_grad()
 def blocks(rows: int, keys: int, place: measure.Place, seconds: float) -> list[dict[str, Any]]:
-    """Microseconds per step of one self-attention block; our softmax first."""
+    """Time a step of one self-attention block, in microseconds; our softmax is in the first row."""
     from fairseq.modules import MultiheadAttention
 
     past = torch.randn(keys, rows, WIDTH, device=place.device, dtype=place.dtype)
@@ -366,12 +367,12 @@ def blocks(rows: int, keys: int, place: measure.Place, seconds: float) -> list[d
 
 
 def _tokens(case: Case, device: torch.device) -> Tensor:
-    # one more than are in the state: the decoder looks at the last
+    # One more than in the state: the decoder reads only the last one.
     return torch.randint(4, 30, (case.rows, case.target + 1), device=device)
 
 
 def token(decoder: Any, state: dict[str, Any], source: Tensor, case: Case, in_torch: bool = False) -> measure.Seconds:
-    """Seconds of one more token."""
+    """Time one more token, with reordering of the state if there is a beam; `in_torch` turns the C step off."""
     tokens, encoder_out = _tokens(case, source.device), {"encoder_out": [source], "encoder_padding_mask": []}
     order = None
     if case.beam > 1:

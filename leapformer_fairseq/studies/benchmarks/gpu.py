@@ -38,35 +38,35 @@ import torch
 from ... import PLUGIN_DIR
 from ...attention.ops import dispatch
 from ...support.errors import LeapformerError
-from ...support.files import made_folder, write_json, write_text
+from ...support.files import make_folder, write_json, write_text
 from ...support.signature import environment
 from . import gpu_checks, gpu_page, gpu_times, measure
 from .gpu_cases import FAST, FULL, Task, one_line
 
 BUDGET = 520.0  # seconds
-LIMIT = 90.0  # seconds of one case, and of the start of a process, at most
-GRACE = 5.0  # seconds over the budget that a case may take to end
-LOST = 3  # exit status of a process that cannot use its GPU any more
+LIMIT = 90.0  # seconds, at most, for a case and for the start of a process
+GRACE = 5.0  # seconds by which the last case may exceed the budget
+LOST = 3  # exit status of a process that has lost its GPU
 OUT = PLUGIN_DIR.parent / "docs" / "results" / "gpu"
 
 Message = dict[str, Any]
 
 
 def tasks(device: torch.device, fast: bool) -> list[Task]:
-    """All cases, the most important first. Making the list does not use the GPU."""
+    """All cases, the most important first. Listing them does not use the GPU, so the waiting process can do it, too."""
     sizes = FAST if fast else FULL
     return gpu_checks.tasks(device, sizes) + gpu_times.tasks(device, sizes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The status is 1 if a check failed, 2 if nothing could be run."""
+    """Run the command; return 1 if a check failed, 2 if nothing could be run."""
     args = _parser().parse_args(arguments)
     try:
-        folder = made_folder(args.out)
+        folder = make_folder(args.out)
         if args.device.startswith("cuda") and not torch.cuda.is_available():
             raise LeapformerError("torch sees no GPU here; give --device cpu to try this command without one")
-        found = collect(args, folder)
-        return 1 if found["failed"] or not found["passed"] else 0
+        results = collect(args, folder)
+        return 1 if results["failed"] or not results["passed"] else 0
     except LeapformerError as error:
         _say(f"leapformer: error: {error}")
         return 2
@@ -103,7 +103,7 @@ def work(
     first: int = 0,
     seed: int = 1,
 ) -> bool:
-    """Run the cases from `first` on until a time, as by `time.time`, and report each; False if the GPU is lost."""
+    """Run the cases from `first` on until a time (of `time.time`) and report each; False if the GPU is lost."""
     for i, task in enumerate(cases[first:], first):
         if time.time() + (task.seconds if device.type == "cuda" else 0) > until:
             emit({"task": i, "left out": True})
@@ -116,7 +116,7 @@ def work(
         except Exception as error:
             rows = [{"case": task.case, "failure": one_line(error)}]
         if any("failure" in row for row in rows):
-            gc.collect()  # what tracebacks hold
+            gc.collect()  # tracebacks hold tensors
         alive = _release(device)
         emit({"task": i, "rows": rows, "seconds": time.perf_counter() - start})
         if not alive:
@@ -125,7 +125,7 @@ def work(
 
 
 def _release(device: torch.device) -> bool:
-    """Give memory back; False where an error has made the GPU useless for this process."""
+    """Free memory; return False if an error has made the GPU unusable for this process."""
     if device.type == "cuda":
         try:
             torch.cuda.synchronize(device)
@@ -138,10 +138,10 @@ def _release(device: torch.device) -> bool:
 
 def about(device: torch.device) -> dict[str, Any]:
     """The environment that the results depend on."""
-    found: dict[str, Any] = {**environment(), "device": str(device)}
+    facts: dict[str, Any] = {**environment(), "device": str(device)}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        found |= {
+        facts |= {
             "gpu": properties.name,
             "memory_gib": round(properties.total_memory / 2**30),
             "capability": f"{properties.major}.{properties.minor}",
@@ -151,7 +151,7 @@ def about(device: torch.device) -> dict[str, Any]:
             "float32_products": torch.get_float32_matmul_precision(),
         }
     bounds = dispatch.bounds(device)
-    return {**found, "bounds": {name: getattr(bounds, name) for name in bounds.__dataclass_fields__}}
+    return {**facts, "bounds": {name: getattr(bounds, name) for name in bounds.__dataclass_fields__}}
 
 
 def _driver() -> str | None:
@@ -162,7 +162,7 @@ def _driver() -> str | None:
 
 # ----------------------------------------------------------------------------------------------- the process that waits
 def collect(args: argparse.Namespace, folder: Path) -> Message:
-    """Run all cases and write the results after each one; return what was written."""
+    """Run all cases in another process, write the results after each one, and return them."""
     start = time.time()
     cases = tasks(torch.device(args.device), args.fast)
     names = [f"{task.section}: {task.case}" for task in cases]
@@ -190,7 +190,7 @@ def collect(args: argparse.Namespace, folder: Path) -> Message:
 
 
 def _messages(args: argparse.Namespace, until: float, cases: Sequence[Task]) -> Iterator[Message]:
-    """What the working process tells; a case in which it dies or hangs is told of here, and another process goes on."""
+    """Iterate over the messages of working processes; if one dies or hangs in a case, report it and start another."""
     first, deaths, context = 0, 0, get_context("spawn")
     while first < len(cases) and time.time() < until:
         pipe, theirs = context.Pipe(duplex=False)
@@ -215,9 +215,9 @@ def _messages(args: argparse.Namespace, until: float, cases: Sequence[Task]) -> 
                 yield message
         process.join(GRACE)
         status = process.exitcode
-        process.kill()  # where the GPU holds it
+        process.kill()  # it may hang in the driver
         deaths += not running and status != LOST
-        if first < len(cases) and (running or deaths > 2):  # or it cannot even begin
+        if first < len(cases) and (running or deaths > 2):  # it died in a case, or three could not even start
             failure = end or f"the process ended with status {status}"
             failure = failure if running else f"no process could begin: {failure}"
             rows = [{"case": cases[first].case, "failure": failure}]
@@ -228,7 +228,7 @@ def _messages(args: argparse.Namespace, until: float, cases: Sequence[Task]) -> 
 
 
 def _write(folder: Path, content: Message, seconds: float) -> None:
-    """gpu.json and gpu.md."""
+    """Write gpu.json and gpu.md."""
     checks = [row for section in gpu_page.CHECKS for row in content.get(section, [])]
     content["passed"] = sum(row.get("ok") is True for row in checks)
     content["failed"] = sum(gpu_page.is_wrong(row) for row in checks)

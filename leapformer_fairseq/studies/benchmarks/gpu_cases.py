@@ -1,4 +1,4 @@
-"""The common parts of the modules of `gpu`: cases, sizes, masks, inputs, and a self-attention block without fairseq."""
+"""Common parts of the GPU benchmark: cases, sizes, masks, inputs, and a self-attention block without fairseq."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from ...attention.sparse.pattern import Pattern
 Row = dict[str, Any]
 
 SOFTMAX = "softmax"
-# an edge of a sparsity pattern is there or not by rounding; `leapformer bench sparse` has those
+# without sparsity patterns, whose edges depend on rounding; `leapformer bench sparse` measures those
 NAMES = tuple(sorted(name for name, cls in MECHANISMS.items() if not issubclass(cls, Pattern)))
 KINDS: dict[str, Mask] = {"causal": CAUSAL, "bidirectional": None, "wait-k": PrefixMask(lagging=3, ratio=8)}
-# bounds that make the dispatch take one way
+# thresholds that force one implementation
 NO_PAIRS: dict[str, Any] = {"pairs": 0, "pairs_per_token": 0}
 KEPT = {**NO_PAIRS, "kept_numbers": 10**12, "kept_slot_tokens": 10**12}
 AGAIN = {**NO_PAIRS, "kept_numbers": 0, "kept_slot_tokens": 0}
 
 
 class Task(NamedTuple):
-    """One case. `seconds` is its approximate time on a GPU; it is skipped if less time is left."""
+    """A case. `seconds` is its approximate time on a GPU; it is skipped if less time is left."""
 
     section: str
     case: str
@@ -50,11 +50,12 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Sizes:
-    """All sizes.
+    """The sizes of checks and timings.
 
-    tokens:        of a check, not a multiple of any chunk; the peak is taken at the `memory` ones, short and long.
-    lengths:       timed; the first ones are timed first. All sequences of a call have `batch_tokens` tokens in total.
-    train_lengths: of the language model, with `batch_tokens` per batch.
+    tokens:        per sequence in checks, not a multiple of any chunk.
+    memory:        tokens of the short and the long sequence whose peak memory is compared.
+    lengths:       tokens per sequence in timings, in their order; a call has `batch_tokens` in total.
+    train_lengths: tokens per sequence of the language model, with `batch_tokens` per batch.
     contexts:      tokens before a decoding step.
     cross:         lengths at which all pairs are compared with chunks.
     """
@@ -85,19 +86,19 @@ FAST = Sizes(
 
 
 def make(name: str, sizes: Sizes, device: torch.device, block: str | None = None) -> Mechanism:
-    """A mechanism that supports the longest sequence here, and needs no encoder."""
+    """Build a mechanism that supports the longest sequence and needs no encoder."""
     longest, share = sizes.longest, -(-sizes.longest // 8)
     room = {"cosformer_length": longest, "abc_max_length": longest, "abc_pool_size": share, "abc_global_every": share}
     alone = {option.name: option.without_encoder for option in MECHANISMS[name].options}
-    given = {option: room.get(option, value) for option, value in alone.items()}
-    options: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
+    chosen = {option: room.get(option, value) for option, value in alone.items()}
+    options: dict[str, Any] = {option: value for option, value in chosen.items() if value is not None}
     return build(name, sizes.dim, sizes.heads, block=block, **options).to(device)
 
 
 def serving(kind: str, sizes: Sizes) -> list[str]:
-    """The mechanisms that are defined for a kind of mask."""
-    made = {name: make(name, sizes, torch.device("cpu")) for name in NAMES}
-    return [name for name, x in made.items() if x.capabilities.unsupported_reason(None, KINDS[kind]) is None]
+    """The mechanisms that support a kind of mask."""
+    mechanisms = {name: make(name, sizes, torch.device("cpu")) for name in NAMES}
+    return [name for name, x in mechanisms.items() if x.capabilities.unsupported_reason(None, KINDS[kind]) is None]
 
 
 def lengths(kind: str, tokens: int) -> tuple[int, int]:
@@ -108,7 +109,7 @@ def lengths(kind: str, tokens: int) -> tuple[int, int]:
 def inputs(
     sizes: Sizes, kind: str, tokens: int, batch: int | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """q, k and v, (batch, heads, tokens, dim), that require gradients; by default as many as are timed at once."""
+    """Random q, k and v, (batch, heads, tokens, dim), that require gradients; by default with `batch_tokens` tokens."""
     batch, (queries, keys) = batch or max(1, sizes.batch_tokens // tokens), lengths(kind, tokens)
     shapes = ((batch, sizes.heads, count, sizes.dim) for count in (queries, keys, keys))
     return tuple(torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes)
@@ -122,7 +123,10 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def bounds(changes: dict[str, Any]) -> Iterator[None]:
-    """Override the thresholds in all threads; the GPU's backward pass runs in one without `dispatch.override`."""
+    """Override thresholds in all threads, through the environment.
+
+    `dispatch.override` holds for one thread, and on a GPU the backward pass runs in another one.
+    """
     before = os.environ.get(dispatch.VARIABLE)
     os.environ[dispatch.VARIABLE] = ",".join([before or "", *(f"{name}={value}" for name, value in changes.items())])
     try:
@@ -149,19 +153,19 @@ class Block(nn.Module):
         return Projections(self.q, self.out, self.k, self.v)
 
     def forward(self, x: Tensor, execution: Any = "auto") -> Tensor:
-        """All tokens x, (B, T, C), at once."""
+        """Process all tokens x, (B, T, C), in one pass."""
         q, k, v, tokens = self._projected(x, 0)
         out = self.mechanism(q, k, v, query=tokens, key=tokens, mask=CAUSAL, execution=execution)
         return cast(Tensor, self.out(out.transpose(1, 2).flatten(2)))
 
     def extend(self, x: Tensor, state: State, seen: int) -> tuple[Tensor, State]:
-        """More tokens x, (B, T, C), after `seen` ones: their output, and the state after them."""
+        """Process more tokens x, (B, T, C), after `seen` ones: their outputs, and the new state."""
         q, k, v, tokens = self._projected(x, seen)
         out, state = self.mechanism.scan(state, q, k, v, tokens, tokens, CAUSAL)
         return self.out(out.transpose(1, 2).flatten(2)), state
 
     def empty(self, x: Tensor) -> State:
-        """The state of sequences like x, (B, .., C), before their first token."""
+        """The initial state for sequences like x, (B, .., C)."""
         return self.mechanism.init_state(len(x), x.shape[-1] // self.heads, x, mask=CAUSAL)
 
     def step(self) -> Step | None:

@@ -27,13 +27,13 @@ from .gpu_cases import AGAIN, KEPT, KINDS, SOFTMAX, Block, Row, Sizes, Task, one
 Results = dict[str, Tensor]
 
 TIMES_PLAIN = 2.0
-PARAMETER = "d "  # before the name of one whose gradient it is
+PARAMETER = "d "  # prefix of a parameter's name: its gradient
 CHANGES = 3  # random changes of the inputs
-# Beside twice the error of plain torch: some units in the last place, and for float32 a sum over some hundred tokens.
+# Allowed in addition: some units in the last place, and for float32 the rounding of a sum over some hundred tokens.
 FLOORS = {torch.float32: 1e-5, torch.bfloat16: 2**-5, torch.float16: 2**-7}
 SEGMENTS = {**AGAIN, "segment_tokens": 256, "least_segment": 1}
 AUTOCAST = "auto, autocast"
-# execution, and bounds that make the dispatch take one way
+# name -> execution, thresholds that force one implementation
 WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "reference": ("reference", {}),
     "auto": ("auto", {}),
@@ -47,22 +47,22 @@ LINEAR_GROWTH = 1.3  # memory per token of the longer sequence over that of the 
 
 
 def tasks(device: torch.device, sizes: Sizes) -> list[Task]:
-    """All checks; those that all other results depend on come first."""
+    """All checks; agreement, on which all other results depend, comes first."""
     served = {kind: cases.serving(kind, sizes) for kind in KINDS}
-    found = [
+    checks = [
         Task("agreement", f"{name}, {kind}", partial(agreement, name, kind, device, sizes), 0.5)
         for kind in KINDS
         for name in served[kind]
     ]
     for section, check in {"decoding": decoding, "synchronisation": synchronisation, "memory": memory}.items():
-        found += [Task(section, name, partial(check, name, device, sizes), 0.5) for name in served["causal"]]
-    return found
+        checks += [Task(section, name, partial(check, name, device, sizes), 0.5) for name in served["causal"]]
+    return checks
 
 
 # ------------------------------------------------------------------------------------------------------------ agreement
 def agreement(name: str, kind: str, device: torch.device, sizes: Sizes) -> list[Row]:
-    """Outputs and gradients of every execution and precision."""
-    mechanism, found = cases.make(name, sizes, device), list[Row]()
+    """Check outputs and gradients of every execution and precision."""
+    mechanism, rows = cases.make(name, sizes, device), list[Row]()
     exact_of = partial(_results, deepcopy(mechanism).double(), kind, "reference")
     for dtype in FLOORS:
         q, k, v = cases.inputs(sizes, kind, sizes.tokens, 2, dtype, device)
@@ -71,8 +71,8 @@ def agreement(name: str, kind: str, device: torch.device, sizes: Sizes) -> list[
         changed = [errors(exact_of(*_doubles(*tensors, changed=True)), exact) for _ in range(CHANGES)]
         ways = [way for way in WAYS if way != AUTOCAST or dtype != torch.float32]
         runs = {way: partial(_results, mechanism, kind, way, *tensors) for way in ways}
-        found += _judged({"mechanism": name, "mask": kind}, runs, exact, changed, dtype)
-    return found
+        rows += _judged({"mechanism": name, "mask": kind}, runs, exact, changed, dtype)
+    return rows
 
 
 def _judged(
@@ -82,44 +82,44 @@ def _judged(
     plain: list[dict[str, float]],
     dtype: torch.dtype,
 ) -> list[Row]:
-    """A row of each execution; the reference is the first, and its errors are among the plain ones of the others."""
-    found: list[Row] = []
+    """A row for each execution; the reference comes first, and its errors count as plain ones for the others."""
+    rows: list[Row] = []
     for execution, run in runs.items():
         row = {**labels, "dtype": str(dtype).removeprefix("torch."), "execution": execution}
         try:
-            got = errors(run(), exact)
-            found.append({**row, **verdict(got, {name: max(x[name] for x in plain) for name in got}, dtype)})
-            plain = [*plain, got] if execution == "reference" else plain
+            measured = errors(run(), exact)
+            rows.append({**row, **verdict(measured, {name: max(x[name] for x in plain) for name in measured}, dtype)})
+            plain = [*plain, measured] if execution == "reference" else plain
         except Exception as error:
-            found.append({**row, "ok": False, "failure": one_line(error)})
-    return found
+            rows.append({**row, "ok": False, "failure": one_line(error)})
+    return rows
 
 
-def verdict(got: Mapping[str, float], plain: Mapping[str, float], dtype: torch.dtype) -> Row:
-    """The tensor that is closest to the limit, or furthest beyond it; NaN is beyond any limit."""
-    allowed = {name: TIMES_PLAIN * plain[name] + FLOORS[dtype] for name in got}
-    excess = {name: got[name] / allowed[name] if got[name] == got[name] else float("inf") for name in got}
+def verdict(ours: Mapping[str, float], plain: Mapping[str, float], dtype: torch.dtype) -> Row:
+    """Judge the tensor that is closest to its limit, or furthest beyond it; NaN is beyond any limit."""
+    allowed = {name: TIMES_PLAIN * plain[name] + FLOORS[dtype] for name in ours}
+    excess = {name: ours[name] / allowed[name] if ours[name] == ours[name] else float("inf") for name in ours}
     name = max(excess, key=lambda name: excess[name])
-    row = {"error": got[name], "plain": plain[name], "of": name, "allowed": allowed[name]}
+    row = {"error": ours[name], "plain": plain[name], "of": name, "allowed": allowed[name]}
     return {**row, "ok": excess[name] <= 1}
 
 
-def errors(got: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> dict[str, float]:
-    """The largest error of each tensor over its largest number; for parameters' gradients, over the largest of all.
+def errors(actual: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> dict[str, float]:
+    """The largest error of each tensor, relative to its largest number.
 
-    A parameter's gradient is a sum over tokens that may cancel.
+    Gradients of parameters are relative to the largest one of all, since a sum over tokens may cancel.
     """
     sizes = {name: float(x.abs().max()) for name, x in exact.items()}
     of_parameters = max((size for name, size in sizes.items() if name.startswith(PARAMETER)), default=0.0)
     return {
-        name: float((got[name].double() - x).abs().max())
+        name: float((actual[name].double() - x).abs().max())
         / max(of_parameters if name.startswith(PARAMETER) else sizes[name], 1e-30)
         for name, x in exact.items()
     }
 
 
 def _doubles(*tensors: Tensor, changed: bool = False) -> Iterator[Tensor]:
-    """The same numbers in float64, or numbers up to one unit in the last place of the tensors beside them."""
+    """Convert tensors to float64, `changed` by up to one unit in the last place of their own precision if requested."""
     for x in tensors:
         double = x.detach().double()
         if changed:
@@ -128,7 +128,7 @@ def _doubles(*tensors: Tensor, changed: bool = False) -> Iterator[Tensor]:
 
 
 def _results(mechanism: Mechanism, kind: str, way: str, q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> Results:
-    """The output and all gradients by name."""
+    """The output and all gradients, by name."""
     wanted = {"dq": q, "dk": k, "dv": v, **{PARAMETER + name: x for name, x in mechanism.named_parameters()}}
     execution, changes = WAYS[way]
     with cases.bounds(changes):
@@ -141,8 +141,8 @@ def _results(mechanism: Mechanism, kind: str, way: str, q: Tensor, k: Tensor, v:
 # ------------------------------------------------------------------------------------------------------------- decoding
 @torch.no_grad()
 def decoding(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
-    """All tokens at once, and token by token by `scan` and by the fused step, compared with the reference."""
-    block, found = Block(name, sizes, device), list[Row]()
+    """Check a pass over all tokens, `scan` token by token, and the fused step against the reference."""
+    block, rows = Block(name, sizes, device), list[Row]()
     for dtype in FLOORS:
         block = block.to(dtype)
         x = torch.randn(3, STEPS, sizes.heads * sizes.dim, device=device, dtype=dtype)
@@ -155,8 +155,8 @@ def decoding(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
         if step is not None:
             runs["fused step"] = partial(_token_by_token, block, step, x)
         exact, changed = ({"output": exact_of(*_doubles(x, changed=changed), "reference")} for changed in (False, True))
-        found += _judged({"mechanism": name, "mask": "causal"}, runs, exact, [errors(changed, exact)], dtype)
-    return found
+        rows += _judged({"mechanism": name, "mask": "causal"}, runs, exact, [errors(changed, exact)], dtype)
+    return rows
 
 
 def _at_once(block: Block, execution: str, x: Tensor) -> Results:
@@ -164,7 +164,7 @@ def _at_once(block: Block, execution: str, x: Tensor) -> Results:
 
 
 def _token_by_token(block: Block, step: Step | None, x: Tensor) -> Results:
-    """By the fused step, or where there is none by `scan`."""
+    """Outputs token by token: by the fused step, or by `scan` if there is none."""
     state, outputs = block.empty(x), []
     for t in range(x.shape[1]):
         if step is None:
@@ -177,7 +177,7 @@ def _token_by_token(block: Block, step: Step | None, x: Tensor) -> Results:
 
 # ------------------------------------------------------------------------------------------------------ synchronisation
 def synchronisation(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
-    """Whether a scan with its gradients, or a step, synchronises with the GPU."""
+    """Check that a scan with its gradients, and steps, do not synchronise with the GPU."""
     block = Block(name, sizes, device)
     x = torch.randn(2, sizes.tokens, sizes.heads * sizes.dim, device=device)
     grad = torch.randn_like(x)
@@ -192,7 +192,7 @@ def synchronisation(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
     for what, run in runs.items():
         row: Row = {"mechanism": name, "what": what}
         try:
-            run()  # what torch does late, once
+            run()  # torch may synchronise when it initialises something
             if device.type == "cuda":
                 with _no_synchronisation():
                     run()
@@ -205,7 +205,7 @@ def synchronisation(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
 
 @contextmanager
 def _no_synchronisation() -> Iterator[None]:
-    """Waiting for the GPU is an error, in all threads."""
+    """Make every synchronisation with the GPU an error, in all threads."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
@@ -217,9 +217,12 @@ def _no_synchronisation() -> Iterator[None]:
 
 # --------------------------------------------------------------------------------------------------------------- memory
 def memory(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
-    """The peak of forward and backward pass for a short and a long causal sequence in bfloat16; not judged on a CPU."""
+    """Compare the peak memory of forward and backward pass of a short and a long causal sequence in bfloat16.
+
+    Not judged on a CPU.
+    """
     mechanism, peaks = cases.make(name, sizes, device), []
-    for tokens in (sizes.memory[0], *sizes.memory):  # the first time for what stays, as the workspace of cuBLAS
+    for tokens in (sizes.memory[0], *sizes.memory):  # a first time for memory that stays, such as cuBLAS's workspace
         q, k, v = cases.inputs(sizes, "causal", tokens, 1, torch.bfloat16, device)
         mechanism.zero_grad(set_to_none=True)
         with measure.peak_growth(device) as growth:
@@ -229,7 +232,7 @@ def memory(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
 
 
 def memory_row(name: str, tokens: tuple[int, int], peaks: list[int], judged: bool) -> Row:
-    """Two peaks, and whether memory per token is constant."""
+    """The row for two peaks, in bytes, and whether memory per token is about constant."""
     growth = peaks[1] / tokens[1] / (peaks[0] / tokens[0]) if peaks[0] else None
     sizes = {f"MiB at {n:,}": peak / MIB for n, peak in zip(tokens, peaks, strict=True)}
     row: Row = {"mechanism": name, **sizes, "growth per token": growth, "allowed": LINEAR_GROWTH}

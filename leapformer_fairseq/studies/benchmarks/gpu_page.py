@@ -1,4 +1,7 @@
-"""The report of `gpu`: failures, fastest mechanisms, every row, and cases left out. Needs no other library."""
+"""The report of the GPU benchmark: failures, fastest mechanisms, all rows, and cases that were left out.
+
+It needs torch and no other library.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from .gpu_times import SDPA
 
 CHECKS = ("agreement", "decoding", "synchronisation", "memory")
 TITLE = "A GPU: checks and times"
-# title, section, the value of every mechanism, that of the baseline
+# title, section, value of the mechanisms, value of the baseline, baseline
 TABLES = (
     ("Forward and backward: times as fast as SDPA", "attention", "ratio", "ms", SDPA),
     ("Forward: times as fast as SDPA", "attention", "forward_ratio", "forward_ms", SDPA),
@@ -22,7 +25,7 @@ TABLES = (
 
 
 def page(content: dict[str, Any]) -> str:
-    """The whole report, in the layout of the other results."""
+    """The report as Markdown, in the layout of the other result pages."""
     sections = {name: rows for name, rows in content.items() if isinstance(rows, list) and name != "left_out"}
     left_out, bounds = content["left_out"], content["environment"].get("bounds", {})
     other = sum(len(sections.get(name, [])) for name in CHECKS) - content["passed"] - content["failed"]
@@ -42,7 +45,7 @@ def page(content: dict[str, Any]) -> str:
 
 
 def summary(sections: dict[str, list[Row]]) -> list[tuple[str, list[Row]]]:
-    """Titles and rows of the most important results."""
+    """Titles and rows of the tables with the most important results."""
     rows = [(name, row) for name, rows in sections.items() for row in rows]
     checks = [(name, row) for name, row in rows if name in CHECKS]
     bounds = sections.get("bounds", [])
@@ -66,7 +69,7 @@ def is_wrong(row: Row) -> bool:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A Markdown table with one column per key."""
+    """A Markdown table with a column per key."""
     headers = list(dict.fromkeys(key for row in rows for key in row))
     lines = [headers, ["---"] * len(headers), *([_cell(row.get(key)) for key in headers] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -85,15 +88,15 @@ def _cell(value: Any) -> str:
 
 
 def _grouped(rows: Iterable[Row], *keys: str) -> list[tuple[Row, list[Row]]]:
-    """Rows with the same values of these keys, and those values."""
-    found: dict[tuple[Any, ...], list[Row]] = {}
+    """Group rows by the values of `keys`: pairs of {key: value} and rows."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault(tuple(row[key] for key in keys), []).append(row)
-    return [(dict(zip(keys, values, strict=True)), group) for values, group in found.items()]
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return [(dict(zip(keys, values, strict=True)), group) for values, group in groups.items()]
 
 
 def _verdicts(checks: Iterable[tuple[str, Row]]) -> list[Row]:
-    """One line per kind of check and mechanism."""
+    """Passed and failed checks: a line per kind of check and mechanism."""
     judged = [{"check": name, "mechanism": row.get("case"), **row} for name, row in checks]
     judged = [row for row in judged if row.get("ok") is not None or is_wrong(row)]
     return [
@@ -103,7 +106,7 @@ def _verdicts(checks: Iterable[tuple[str, Row]]) -> list[Row]:
 
 
 def _errors(rows: Iterable[Row]) -> list[Row]:
-    """The largest share of the allowed error by mechanism and mask, a column per precision."""
+    """The largest share of the allowed error: a line per mechanism and mask, a column per precision."""
     lines = []
     for labels, group in _grouped((row for row in rows if row.get("allowed")), "mechanism", "mask"):
         shares = {x["dtype"]: [row["error"] / row["allowed"] for row in some] for x, some in _grouped(group, "dtype")}
@@ -112,18 +115,18 @@ def _errors(rows: Iterable[Row]) -> list[Row]:
 
 
 def _pivot(rows: Iterable[Row], value: str, unit: str, baseline: str) -> list[Row]:
-    """One line per device and case: the baseline in its unit, and the value of every mechanism."""
+    """A line per device and case: the baseline in its unit, and the value of every mechanism."""
     base = baseline if value == unit else f"{baseline} {unit.rpartition('_')[2]}"
     lines = []
     for labels, group in _grouped((row for row in rows if row.get(unit) is not None), "device", "case"):
-        found = {row["mechanism"]: row for row in group}
-        line = {base: found[baseline][unit] if baseline in found else None}
-        lines.append({**labels, **line, **{name: row[value] for name, row in found.items() if name != baseline}})
+        by_name = {row["mechanism"]: row for row in group}
+        line = {base: by_name[baseline][unit] if baseline in by_name else None}
+        lines.append({**labels, **line, **{name: row[value] for name, row in by_name.items() if name != baseline}})
     return lines
 
 
 def _fastest(rows: Iterable[Row]) -> list[Row]:
-    """One line per bound and case: the fastest value, and the times of all."""
+    """A line per threshold and case: the fastest value, and the times of all values."""
     return [
         {
             **labels,
@@ -135,15 +138,15 @@ def _fastest(rows: Iterable[Row]) -> list[Row]:
 
 
 def crossings(rows: Iterable[Row]) -> list[Row]:
-    """Suggested values of `pairs` and `pairs_per_token`, from the longest length at which all pairs win.
+    """Suggest values of `pairs` and `pairs_per_token` from the longest length at which all pairs are fastest.
 
     Causal attention computes all pairs of N tokens up to N^2 = pairs * features; bidirectional attention up to N = 2 *
     pairs_per_token * features.
     """
-    found = []
+    lines = []
     crossed = [row for row in rows if row["bound"] in ("pairs", "pairs_per_token") and row.get("fastest")]
     for labels, group in _grouped(crossed, "device", "bound", "mechanism", "features", "now"):
         n = max((row["length"] for row in group if row["value"] == "all pairs"), default=0)
         suggested = (n * n if labels["bound"] == "pairs" else n / 2) / labels.pop("features")
-        found.append({**labels, "all pairs win up to": n, "suggested": suggested})
-    return found
+        lines.append({**labels, "all pairs win up to": n, "suggested": suggested})
+    return lines

@@ -1,4 +1,4 @@
-"""The timings of `gpu`: attention, a training step, decoding, and the thresholds between implementations."""
+"""Timings of the GPU benchmark: attention, training steps, decoding, and thresholds between implementations."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .measure import Place, Seconds
 
 SDPA = "sdpa"
 WARM_UP, MIN_ROUNDS, MAX_ROUNDS = 2, 3, 31
-FLUSHED = 2**28  # bytes written before a call, some times the L2 cache of a GPU
+FLUSHED = 2**28  # bytes written before a call, several times a GPU's L2 cache
 ALL_PAIRS: dict[str, Any] = {"pairs": 10**12, "pairs_per_token": 10**12}
-# Examples of linear features, of twice the width and of the head dimension's, and of a memory of slots.
+# Linear attention with twice as many features as dimensions and with as many, and a bounded memory.
 WIDE, NARROW, SLOTS = "leap", "relu", "abc-mlp"
 
 Call = Callable[[], Seconds]
@@ -32,7 +32,7 @@ Attend = Callable[..., Tensor]
 
 
 def tasks(device: torch.device, sizes: Sizes) -> list[Task]:
-    """All timings, the most important first."""
+    """All plan, the most important first."""
     half, single = Place(device, torch.bfloat16), Place(device, torch.float32)
     served = {kind: [name for name in cases.serving(kind, sizes) if name != SOFTMAX] for kind in KINDS}
     causal = served["causal"]
@@ -42,26 +42,26 @@ def tasks(device: torch.device, sizes: Sizes) -> list[Task]:
         return [Task("attention", case, run, 5.0) for case, run in runs.items()]
 
     first, later = sizes.lengths[:4], sizes.lengths[4:]
-    found = attend(half, "causal", first)
-    found += [Task("training", f"{n:,}", partial(training, half, n, causal, sizes), 15.0) for n in sizes.train_lengths]
-    found += [
+    plan = attend(half, "causal", first)
+    plan += [Task("training", f"{n:,}", partial(training, half, n, causal, sizes), 15.0) for n in sizes.train_lengths]
+    plan += [
         Task("decoding step", f"batch {n}, {context:,} tokens", partial(decoding, half, n, context, causal, sizes), 5.0)
         for n in sizes.batches
         for context in sizes.contexts
     ]
-    found += attend(half, "bidirectional", first) + _sweeps(half, sizes) + attend(single, "causal", first)
-    found += attend(half, "wait-k", first[:2])
-    found.append(Task("fairseq", "a training step of whole language models", partial(with_fairseq, half, sizes), 30.0))
+    plan += attend(half, "bidirectional", first) + _sweeps(half, sizes) + attend(single, "causal", first)
+    plan += attend(half, "wait-k", first[:2])
+    plan.append(Task("fairseq", "a training step of whole language models", partial(with_fairseq, half, sizes), 30.0))
     if device.type == "cuda":
-        found += [Task("attention", f"fla {n:,}", partial(kernels, half, n, causal, sizes), 15.0) for n in first]
+        plan += [Task("attention", f"fla {n:,}", partial(kernels, half, n, causal, sizes), 15.0) for n in first]
     for place in (half, single):
-        found += attend(place, "causal", later) + attend(place, "bidirectional", later)
-    return found + attend(single, "bidirectional", first)
+        plan += attend(place, "causal", later) + attend(place, "bidirectional", later)
+    return plan + attend(single, "bidirectional", first)
 
 
 # --------------------------------------------------------------------------------------------------------------- timing
 def medians(calls: Mapping[str, Call], seconds: float) -> tuple[dict[str, Seconds], dict[str, str]]:
-    """The median of each part of each call, which take turns, and one-line errors of the calls that failed."""
+    """The median of each part of each call; calls take turns. Also one-line errors of the calls that failed."""
     samples: dict[str, list[Seconds]] = {name: [] for name in calls}
     failures: dict[str, str] = {}
     start, rounds = 0.0, -WARM_UP
@@ -74,14 +74,14 @@ def medians(calls: Mapping[str, Call], seconds: float) -> tuple[dict[str, Second
             except Exception as error:
                 failures[name] = one_line(error)
         rounds += 1
-    found = {name: samples[name] for name in calls if name not in failures}
-    return {name: tuple(map(statistics.median, zip(*some, strict=True))) for name, some in found.items()}, failures
+    kept = {name: samples[name] for name in calls if name not in failures}
+    return {name: tuple(map(statistics.median, zip(*some, strict=True))) for name, some in kept.items()}, failures
 
 
 def timed(device: torch.device, *parts: Callable[[], object]) -> Seconds:
-    """Seconds from the start to the end of each part; the parts run one after the other.
+    """Run parts one after the other and return the seconds from the start to the end of each.
 
-    On a GPU by its own clock, with a cold cache; on a CPU the CPU time of the thread.
+    On a GPU by its own clock, with a cold cache; on a CPU, the CPU time of the thread.
     """
     if device.type != "cuda":
         ends = [measure.clock(device), *((part(), measure.clock(device))[1] for part in parts)]
@@ -103,7 +103,7 @@ def _cache(device: torch.device) -> Tensor:
 
 
 def both(attend: Attend, inputs: tuple[Tensor, ...], parameters: list[nn.Parameter], grad: Tensor) -> Seconds:
-    """Seconds of the forward pass, and of forward and backward pass."""
+    """Time the forward pass, and forward and backward pass together."""
     for x in (*inputs, *parameters):
         x.grad = None
     outputs: list[Tensor] = []
@@ -111,13 +111,13 @@ def both(attend: Attend, inputs: tuple[Tensor, ...], parameters: list[nn.Paramet
 
 
 def compared(labels: Row, calls: Mapping[str, Call], seconds: float, base: str, *parts: str) -> list[Row]:
-    """A row for each call: milliseconds of each part, and its speedup over `base`."""
-    found, failures = medians(calls, seconds)
+    """A row for each call: milliseconds of each part, and the speed-up over `base`."""
+    medians_of, failures = medians(calls, seconds)
     rows = []
-    for name, times in found.items():
+    for name, times in medians_of.items():
         row = {**labels, "mechanism": name}
-        for part, own, other in zip(parts, times, found.get(base, times), strict=True):
-            row |= {f"{part}ms": own * 1e3, f"{part}ratio": other / own if base in found else None}
+        for part, ours, theirs in zip(parts, times, medians_of.get(base, times), strict=True):
+            row |= {f"{part}ms": ours * 1e3, f"{part}ratio": theirs / ours if base in medians_of else None}
         rows.append(row)
     return rows + _failed(labels, failures)
 
@@ -131,7 +131,7 @@ def _with_speed(rows: list[Row], tokens: int) -> list[Row]:
 
 
 def _peak(call: Callable[[], object], device: torch.device) -> float | None:
-    """MiB by which memory grows in a call; on a CPU that says too little."""
+    """Peak MiB that a call adds; None on a CPU, where the resident set says too little."""
     if device.type != "cuda":
         return None
     with measure.peak_growth(device) as growth:
@@ -141,7 +141,7 @@ def _peak(call: Callable[[], object], device: torch.device) -> float | None:
 
 # ------------------------------------------------------------------------------------------------------------ attention
 def attention(place: Place, kind: str, length: int, names: list[str], sizes: Sizes) -> list[Row]:
-    """Milliseconds of the forward pass, and of forward and backward pass, of SDPA and of mechanisms."""
+    """Time forward pass, and forward and backward pass, of SDPA and mechanisms, in milliseconds."""
     mask, q_and_k = KINDS[kind], cases.lengths(kind, length)
     seen: Row = {"is_causal": kind == "causal"}
     if kind == "wait-k" and mask is not None:
@@ -154,14 +154,15 @@ def attention(place: Place, kind: str, length: int, names: list[str], sizes: Siz
 
 
 def kernels(place: Place, length: int, names: list[str], sizes: Sizes) -> list[Row]:
-    """The same for our features with the kernels of flash-linear-attention, if it is installed."""
+    """`attention` for our features with the kernels of flash-linear-attention, if it is installed."""
     kernel, failures = peers.linear_kernel(), dict[str, str]()
     labels: Row = {"device": str(place), "case": f"causal {length:,}"}
     if kernel is None:
         return [{**labels, "mechanism": "fla", "note": "flash-linear-attention is not installed"}]
     ways: dict[str, Attend] = {SDPA: partial(F.scaled_dot_product_attention, is_causal=True)}
     for name, mechanism in ((name, cases.make(name, sizes, place.device)) for name in names):
-        if isinstance(mechanism, LinearMechanism) and mechanism.capabilities.normalized:  # by the features it reads
+        # The kernels normalise by the features that they read.
+        if isinstance(mechanism, LinearMechanism) and mechanism.capabilities.normalized:
             way = ways[f"{name} (fla)"] = partial(peers.by_kernel, kernel, mechanism)
             try:
                 if not (error := peers.difference(mechanism, way, place)) < peers.TOLERANCE:
@@ -204,7 +205,7 @@ class Layer(nn.Module):
 
 
 def training(place: Place, length: int, names: list[str], sizes: Sizes) -> list[Row]:
-    """Forward and backward pass and AdamW of a stack of layers, under bfloat16 autocast."""
+    """Time forward and backward pass and AdamW of a stack of layers, under bfloat16 autocast."""
     device, batch = place.device, max(1, sizes.batch_tokens // length)
     x = torch.randn(batch, length, sizes.heads * sizes.dim, device=device)
     calls, peaks, failures = dict[str, Call](), dict[str, Row](), dict[str, str]()
@@ -234,7 +235,7 @@ def _train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Non
 
 # ------------------------------------------------------------------------------------------------------------- decoding
 def _cached(block: Block, x: Tensor, context: int) -> Callable[[], object]:
-    """One more token over keys and values in memory that was allocated before, in as few operations as there are."""
+    """The baseline: one more token over a preallocated KV cache, in as few operations as possible."""
     projections = block.q, block.k, block.v
     weight = torch.cat([layer.weight for layer in projections]).t().contiguous()
     bias, out_weight = torch.cat([layer.bias for layer in projections]), block.out.weight.t().contiguous()
@@ -251,7 +252,7 @@ def _cached(block: Block, x: Tensor, context: int) -> Callable[[], object]:
 
 @torch.no_grad()
 def decoding(place: Place, batch: int, context: int, names: list[str], sizes: Sizes) -> list[Row]:
-    """Milliseconds per step of one attention block with its projections, eager and as a CUDA graph."""
+    """Time a step of one attention block with its projections, in milliseconds, eager and as a CUDA graph."""
     device, rows, steps = place.device, list[Row](), dict[str, Callable[[], object]]()
     x = torch.randn(batch, sizes.heads * sizes.dim, device=device, dtype=place.dtype)
     for form in ("eager", "graph") if device.type == "cuda" else ("eager",):
@@ -270,7 +271,7 @@ def decoding(place: Place, batch: int, context: int, names: list[str], sizes: Si
 
 
 def _step(block: Block, x: Tensor, context: int) -> Callable[[], object]:
-    """The step at a position; what is in the state, of constant size, is not so much."""
+    """A step at position `context`; the state has read 16 tokens, since its size does not depend on their number."""
     state = block.empty(x.unsqueeze(1))
     some = torch.randn(len(x), 16, x.shape[1], device=x.device, dtype=x.dtype)
     _, state = block.extend(some, state, 0)
@@ -281,7 +282,7 @@ def _step(block: Block, x: Tensor, context: int) -> Callable[[], object]:
 
 
 def _graph(step: Callable[[], object]) -> Callable[[], object]:
-    """The step as one launch."""
+    """Capture a step as a CUDA graph, which is a single launch."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -296,7 +297,7 @@ def _graph(step: Callable[[], object]) -> Callable[[], object]:
 
 # --------------------------------------------------------------------------------------------------------------- bounds
 def _sweeps(place: Place, sizes: Sizes) -> list[Task]:
-    """One case per bound, mechanism and length."""
+    """A case per threshold, mechanism and length."""
     lengths = sorted(sizes.lengths)
     middle, long = lengths[len(lengths) // 2], lengths[-2]
     chunks = {str(n): {**NO_PAIRS, "chunk": n} for n in (32, 64, 128, 256)}
@@ -326,7 +327,7 @@ def _sweeps(place: Place, sizes: Sizes) -> list[Task]:
 def sweep(
     place: Place, bound: str, name: str, kind: str, length: int, ways: Mapping[str, dict[str, Any]], sizes: Sizes
 ) -> list[Row]:
-    """Forward and backward pass under different thresholds, one of which may be the current one."""
+    """Time forward and backward pass under different values of a threshold, which may include the current one."""
     tensors = cases.inputs(sizes, kind, length, None, place.dtype, place.device)
     mechanism, grad = cases.make(name, sizes, place.device), torch.randn_like(tensors[0])
     attend, parameters = partial(mechanism, mask=KINDS[kind]), list(mechanism.parameters())
@@ -351,7 +352,7 @@ def sweep(
 
 # -------------------------------------------------------------------------------------------------------------- fairseq
 def with_fairseq(place: Place, sizes: Sizes) -> list[Row]:
-    """A training step of whole language models compared with fairseq's, if fairseq is installed."""
+    """Time a training step of whole language models, compared with fairseq's if that is installed."""
     try:
         import fairseq  # noqa: F401
         import tqdm  # noqa: F401

@@ -36,7 +36,7 @@ from ..lra import protocols
 from ..lra.params import model_of
 from ..lra.protocols import BASELINE, Row
 from . import measure
-from .tables import Found, Table
+from .tables import Results, Table
 
 MATERIALISED, COSFORMER, LEAP, SMALL = "softmax, materialised", "cosformer", "leap", "leap-1"
 ALL_WEIGHTS = (MATERIALISED, "synthesizer")
@@ -68,17 +68,17 @@ LEFT_OUT = ("linformer-2", "leap-2", "abc-mlp", "abc-random")
 
 @cache
 def rows(protocol: str = protocols.LEAPFORMER) -> dict[str, Row]:
-    """The rows of `timed_rows` but for variants of the same speed, with tables as long as the longest length."""
-    found = {}
+    """The rows of `timed_rows` except variants of equal speed, with tables for the longest length."""
+    measured_rows = {}
     for name, row in protocols.timed_rows(protocol).items():
         if name not in LEFT_OUT and not name.endswith("packed"):
             longest = {option: LENGTHS[-1] for option in row.train if option.endswith("-max-length")}
-            found[name] = Row(row.title, {**row.train, **longest}, row.tasks)
-    return found
+            measured_rows[name] = Row(row.title, {**row.train, **longest}, row.tasks)
+    return measured_rows
 
 
 def measured(protocol: str = protocols.LEAPFORMER) -> tuple[str, ...]:
-    """What is measured by default."""
+    """The names of the rows that are measured by default."""
     return (BASELINE, MATERIALISED, *(name for name in rows(protocol) if name != BASELINE))
 
 
@@ -96,16 +96,16 @@ def plan_of(name: str, protocol: str = protocols.LEAPFORMER) -> None:
 
 
 def disagreement(name: str, protocol: str = protocols.LEAPFORMER) -> str | None:
-    """How much the training form of a row's mechanism differs from its reference; None if it does not."""
+    """Say how much `scan` of a row's mechanism differs from its reference; None if it does not."""
     plan, chosen = _mechanism(name, protocol)
     mechanism = build(plan, 16, 2, block="encoder-self", input_dim=32, **chosen).double().eval()
     inputs = [torch.randn(2, 2, 150, 16, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    grad, found = torch.randn(2, 2, 150, 16, dtype=torch.float64), []
+    grad, results = torch.randn(2, 2, 150, 16, dtype=torch.float64), []
     for execution in ("scan", "reference"):
         out = mechanism(*inputs, execution=execution)
         grads = torch.autograd.grad(out, inputs, grad, allow_unused=True)
-        found.append([out, *(x for x in grads if x is not None)])
-    worst = max(float((a - b).detach().abs().max() / b.detach().abs().max()) for a, b in zip(*found, strict=True))
+        results.append([out, *(x for x in grads if x is not None)])
+    worst = max(float((a - b).detach().abs().max() / b.detach().abs().max()) for a, b in zip(*results, strict=True))
     return None if worst < PARITY else f"its training form differs from its reference by {worst:.1e}"
 
 
@@ -123,8 +123,8 @@ def cases(
             yield measure.case(f"{place}: {task}", "tasks", with_own_batch, names, label, task, place, seconds)
 
 
-def by_length(names: list[str], length: int, place: measure.Place, seconds: float, protocol: str) -> Found:
-    """A training step of every row, compared with softmax and with cosFormer, where that is one."""
+def by_length(names: list[str], length: int, place: measure.Place, seconds: float, protocol: str) -> Results:
+    """Time a training step of every row, compared with softmax, and with cosFormer if it is a row."""
     times, case = _times(names, "text", BATCH, length, place, seconds, protocol), f"{length:,} tokens"
     return {
         "softmax": _compared(times, BASELINE, case, length, place),
@@ -135,7 +135,10 @@ def by_length(names: list[str], length: int, place: measure.Place, seconds: floa
 def with_own_batch(
     names: list[str], label: str, task: str, place: measure.Place, seconds: float
 ) -> list[dict[str, Any]]:
-    """The same with the batch of the task's protocol, except for rows that compute all weights, which would not fit."""
+    """Time a training step with the batch of the task's protocol, without rows that compute all weights.
+
+    Those would not fit in memory.
+    """
     settings = protocols.load("leapformer").tasks[task]
     length = {"pathfinder": 1024, "listops": 2000, "text": 4000}[task]
     plain = [name for name in names if name not in ALL_WEIGHTS]
@@ -151,11 +154,11 @@ def _times(
         name: partial(measure.timed, place.device, train, system(name, task, place, protocol), tokens, target)
         for name in names
     }
-    return {name: found for name, (found,) in measure.medians(calls, seconds).items()}
+    return {name: duration for name, (duration,) in measure.medians(calls, seconds).items()}
 
 
 def _compared(times: dict[str, float], base: str, case: str, length: int, place: measure.Place) -> list[dict[str, Any]]:
-    """Milliseconds of every row beside the base; nothing without it."""
+    """Rows with milliseconds and the ratio to `base`; none if `base` was not measured."""
     names = [base, *(name for name in times if name != base)] if base in times else []
     return [
         {
@@ -178,9 +181,9 @@ def _aim(name: str, base: str, length: int) -> float | None:
 
 
 def _memory(names: list[str], length: int, place: measure.Place, protocol: str) -> list[dict[str, Any]]:
-    """Peak MiB of a step; nothing where it is not known, or materialised softmax is not measured."""
-    found = {name: measure.in_fresh_process(peak_of_a_step, name, length, str(place), protocol) for name in names}
-    base = found.get(MATERIALISED)
+    """Measure peak MiB of a step; no rows if it is unknown or materialised softmax is not measured."""
+    peaks = {name: measure.in_fresh_process(peak_of_a_step, name, length, str(place), protocol) for name in names}
+    base = peaks.get(MATERIALISED)
     return [
         {
             "device": str(place),
@@ -191,17 +194,17 @@ def _memory(names: list[str], length: int, place: measure.Place, protocol: str) 
             "ratio": peak / base,
             "aim": MEMORY_AIM if name == LEAP and length == LENGTHS[-1] and place.has_aims else None,
         }
-        for name, peak in found.items()
+        for name, peak in peaks.items()
         if base and peak is not None
     ]
 
 
 def peak_of_a_step(name: str, length: int, place_name: str, protocol: str) -> int | None:
-    """Bytes; to be called in a separate process."""
+    """Peak bytes above model and batch; to be called in a fresh process."""
     torch.set_num_threads(1)
     place = measure.Place.parse(place_name)
     measured, peak = system(name, "text", place, protocol), None
-    for size in (64, length):  # the first loads what torch loads late
+    for size in (64, length):  # the first call loads libraries, which must not count
         tokens, target = inputs("text", BATCH, size, place)
         with measure.peak_growth(place.device) as growth:
             train(measured, tokens, target)
@@ -210,7 +213,7 @@ def peak_of_a_step(name: str, length: int, place_name: str, protocol: str) -> in
 
 
 def system(name: str, task: str, place: measure.Place, protocol: str = protocols.LEAPFORMER) -> System:
-    """The model of a row for a task."""
+    """Build the model of a row for a task, and its optimizer."""
     row = _row(name, protocol)
     options = {"arch": protocols.load(protocol).tasks[task]["arch"], **row.train, **row.tasks.get(task, {})}
     options["attention-dropout"] = 0
@@ -233,7 +236,7 @@ def inputs(task: str, batch: int, length: int, place: measure.Place) -> tuple[Te
 
 
 def train(measured: System, tokens: Tensor, target: Tensor) -> None:
-    """One training step."""
+    """Run a training step."""
     measured.optimizer.zero_grad()
     F.cross_entropy(measured.model([tokens]).float(), target).backward()
     measured.optimizer.step()
@@ -244,11 +247,11 @@ def _row(name: str, protocol: str) -> Row:
 
 
 def _mechanism(name: str, protocol: str = protocols.LEAPFORMER) -> tuple[str, dict[str, Any]]:
-    """The mechanism of a row and its options, small enough for a test."""
+    """The mechanism of a row and its options, with sizes small enough for a test."""
     from ...attention import find
 
     options = {option.replace("-", "_"): value for option, value in _row(name, protocol).train.items()}
     plan = options.pop("encoder_self_attention")
-    known = {option.name for option in find(plan).options}
+    accepted = {option.name for option in find(plan).options}
     small = {"leap_factor": 4, "abc_slots": "8", "luna_length": 8}
-    return plan, {key: small.get(key, value) for key, value in options.items() if key in known}
+    return plan, {key: small.get(key, value) for key, value in options.items() if key in accepted}

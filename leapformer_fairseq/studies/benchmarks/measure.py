@@ -1,4 +1,4 @@
-"""Measuring: interleaved times in one process, and peak memory in a separate process."""
+"""Measures interleaved times in one process, and peak memory in fresh processes."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from ...support.memory import MIB, resident_bytes
 from ...support.processes import pool_of
 
 if TYPE_CHECKING:
-    from .tables import Found, Row
+    from .tables import Results, Row
 
 MIN_ROUNDS, MAX_ROUNDS = 3, 31
 
 T = TypeVar("T")
 K = TypeVar("K")
-# what a measured call returns: the seconds of its parts
-Seconds = tuple[float, ...]
+Seconds = tuple[float, ...]  # of the parts of a measured call
 
 
 class Case(NamedTuple):
     """A part of a benchmark: its name, and the function that measures it and returns rows by section."""
 
     about: str
-    measure: Callable[[], Found]
+    measure: Callable[[], Results]
 
 
 def case(about: str, section: str, rows: Callable[..., list[Row]], *arguments: Any) -> Case:
@@ -38,22 +37,22 @@ def case(about: str, section: str, rows: Callable[..., list[Row]], *arguments: A
     return Case(about, lambda: {section: rows(*arguments)})
 
 
-def run(cases: Sequence[Case], seed: int) -> Iterator[Found]:
-    """Yield the results after every case, so that an interruption loses no finished case. Shows progress."""
+def run(cases: Sequence[Case], seed: int) -> Iterator[Results]:
+    """Run cases with a progress bar; yield all results after each, so that an interruption loses no finished case."""
     from tqdm import tqdm  # the GPU's checks need no other library than torch
 
-    found: Found = {}
+    results: Results = {}
     with one_thread(), tqdm(cases, unit="case") as progress:
         for case in progress:
             progress.set_description(case.about)
             torch.manual_seed(seed)
             for section, rows in case.measure().items():
-                found.setdefault(section, []).extend(rows)
-            yield found
+                results.setdefault(section, []).extend(rows)
+            yield results
 
 
 class Place(NamedTuple):
-    """The device and the precision of a measurement; `str` and `parse` are inverse to each other."""
+    """The device and precision of a measurement; `parse` inverts `str`."""
 
     device: torch.device
     dtype: torch.dtype = torch.float32
@@ -69,12 +68,12 @@ class Place(NamedTuple):
 
     @property
     def has_aims(self) -> bool:
-        """The aims were set for one CPU thread in float32."""
+        """Whether aims apply: they were set for one CPU thread in float32."""
         return self.device.type == "cpu" and self.dtype == torch.float32
 
 
 def exports(place: Place) -> bool:
-    """Whether exported models are measured there, and can be made and run."""
+    """Whether exported models can be created and run here, and measured at this place."""
     needed = ("onnx", "onnxscript", "onnxruntime")
     return place == Place(torch.device("cpu")) and all(find_spec(name) is not None for name in needed)
 
@@ -88,7 +87,7 @@ def clock(device: torch.device) -> float:
 
 
 def timed(device: torch.device, call: Callable[..., object], *arguments: object) -> Seconds:
-    """What one call takes by the `clock` of the device."""
+    """Time a call by the `clock` of the device."""
     start = clock(device)
     call(*arguments)
     return (clock(device) - start,)
@@ -97,7 +96,7 @@ def timed(device: torch.device, call: Callable[..., object], *arguments: object)
 def medians(calls: Mapping[K, Callable[[], Seconds]], seconds: float) -> dict[K, Seconds]:
     """The median of each part of each call. Calls take turns, so that all see the same state of the machine.
 
-    After a warm-up round, there are as many rounds as fit into about `seconds`, but 3 to 31.
+    After a warm-up round, there are as many rounds as fit into about `seconds`, at least 3 and at most 31.
     """
     start = time.perf_counter()
     for call in calls.values():
@@ -107,7 +106,7 @@ def medians(calls: Mapping[K, Callable[[], Seconds]], seconds: float) -> dict[K,
     for _ in range(min(MAX_ROUNDS, max(MIN_ROUNDS, rounds))):
         for name, call in calls.items():
             samples[name].append(call())
-    return {name: tuple(map(statistics.median, zip(*found, strict=True))) for name, found in samples.items()}
+    return {name: tuple(map(statistics.median, zip(*seconds_of, strict=True))) for name, seconds_of in samples.items()}
 
 
 @contextmanager
@@ -127,17 +126,16 @@ def one_thread() -> Iterator[None]:
 
 
 def in_fresh_process(function: Callable[..., T], *arguments: object) -> T:
-    """The result of a module-level function in a new interpreter, which logs warnings only, as `leapformer` does."""
-    with pool_of(1, f"{function.__name__}", "make room, or measure less (--quick)") as pool:
+    """Call a module-level function in a new interpreter, which logs warnings only, as `leapformer` does."""
+    with pool_of(1, f"{function.__name__}", "free some space, or measure less (--quick)") as pool:
         return pool.submit(function, *arguments).result()
 
 
 @contextmanager
 def peak_growth(device: torch.device) -> Iterator[Callable[[], int | None]]:
-    """Yields a function that returns the growth of peak memory in the block, in bytes; None if unknown.
+    """Yield a function that returns, after the block, by how many bytes it raised peak memory; None if unknown.
 
-    On a CPU this is the resident set of the process as reported by Linux; on a GPU, the memory that torch has
-    allocated.
+    On a CPU, this is the resident set of the process as reported by Linux; on a GPU, memory allocated by torch.
     """
     before = _peak_bytes(device, reset=True)
     after: int | None = None
@@ -152,7 +150,7 @@ def _peak_bytes(device: torch.device, reset: bool) -> int | None:
         return torch.cuda.max_memory_allocated(device)
     if reset:
         try:
-            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts again from what is held
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak to the current size
         except OSError:
             return None
-    return resident_bytes("VmHWM")  # not getrusage: its peak is that of the parent process, if that was larger
+    return resident_bytes("VmHWM")  # not getrusage, whose peak is inherited from the parent process if larger

@@ -54,7 +54,7 @@ from ...attention.decoding import cpu
 from ...modules import BLOCKS
 from ...support.errors import LeapformerError
 from . import measure
-from .tables import Found, Table
+from .tables import Results, Table
 
 FAIRSEQ, ONCE, EXPORTED = "fairseq", "fairseq (post-net once)", "leap (exported)"
 SIZES: dict[str, Any] = {
@@ -107,7 +107,7 @@ AIMS_PLAN, AIMS = "leap", {Case(100, 150): 1.07, Case(400, 600): 1.07}
 
 
 def plan_of(name: str) -> dict[str, str]:
-    """The mechanism of each block, by the block's argument, of a plan "encoder/decoder/cross", or one for all.
+    """Parse a plan, "encoder/decoder/cross" or one mechanism for all: argument of the block -> mechanism.
 
     Raises LeapformerError for an unknown mechanism or another number of blocks.
     """
@@ -137,9 +137,9 @@ def _models(names: list[str], place: measure.Place) -> dict[str, Any]:
     return {name: make(name, place) for name in (FAIRSEQ, ONCE, *names)}
 
 
-def _times(case: Case, models: Callable[[], dict[str, Any]], place: measure.Place, seconds: float) -> Found:
+def _times(case: Case, models: Callable[[], dict[str, Any]], place: measure.Place, seconds: float) -> Results:
     if _is_exported(models(), place):
-        _exported()  # before anything is timed
+        _exported()  # which takes long and is cached, so it must not be part of a timing
     return {
         "decoders": decoders(case, models(), place, seconds),
         "encoders": encoders(case, models(), place, seconds / 10),
@@ -148,7 +148,7 @@ def _times(case: Case, models: Callable[[], dict[str, Any]], place: measure.Plac
 
 @torch.no_grad()
 def disagreement(name: str) -> str | None:
-    """How the decoder with this plan, step by step, differs from a single pass; None if it does not."""
+    """Say how the decoder with this plan, step by step, differs from a single pass; None if it does not."""
     torch.manual_seed(0)
     place, steps = measure.Place(torch.device("cpu"), torch.float64), 12
     model = make(name, place, **PARITY_SIZES)
@@ -172,7 +172,7 @@ def arguments(name: str, **sizes: Any) -> Namespace:
 
 
 def make(name: str, place: measure.Place, **sizes: Any) -> Any:
-    """A model, by default of the benchmark's size; "fairseq" is the stock one."""
+    """Build a model, by default of the benchmark's size; "fairseq" is the stock one."""
     from fairseq.data import Dictionary
     from fairseq.models import ARCH_MODEL_REGISTRY
 
@@ -184,7 +184,7 @@ def make(name: str, place: measure.Place, **sizes: Any) -> Any:
     task = SimpleNamespace(src_dict=words, get_speaker_embeddings=lambda args: None)
     model = ARCH_MODEL_REGISTRY[args.arch].build_model(args, task).to(*place).eval()
     if name == ONCE:
-        model.decoder.postnet = nn.Identity()  # its generator drops what comes out
+        model.decoder.postnet = nn.Identity()  # its generator drops the post-net's result
     elif name != FAIRSEQ:
         model.compose_attention(False)
     return model
@@ -196,7 +196,7 @@ def phonemes(case: Case, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def decode(model: Any, encoder_out: dict[str, list[Any]], steps: int) -> Tensor:
-    """Frames (1, T, F) before the post-net: what fairseq's generator and ours request from a model for one sentence."""
+    """Decode frames (1, T, F) before the post-net, as fairseq's generator and ours do for one sentence."""
     state: dict[str, Any] = {}
     step = encoder_out["encoder_out"][0].new_zeros(1, 1, model.decoder.out_dim)
     frames = []
@@ -210,7 +210,7 @@ def decode(model: Any, encoder_out: dict[str, list[Any]], steps: int) -> Tensor:
 
 @torch.no_grad()
 def decoders(case: Case, models: Models, place: measure.Place, seconds: float) -> list[dict[str, Any]]:
-    """Steps per second of every decoder, fairseq's own first."""
+    """Measure steps per second of every decoder; fairseq's is in the first row."""
     sentence = phonemes(case, place.device)
     calls = {
         name: partial(measure.timed, place.device, decode, model, model.forward_encoder(*sentence), case.steps)
@@ -228,7 +228,7 @@ def _is_exported(models: Models, place: measure.Place) -> bool:
 
 @cache
 def _exported() -> Callable[[Tensor, int], object]:
-    """A model with leap in onnxruntime, with one thread: so many steps for phonemes (1, S)."""
+    """A model with leap in onnxruntime, with one thread: a function of phonemes (1, S) and the number of steps."""
     from ...export.write import write_synthesis
     from ...runtime.folder import SYNTHESIS, Folder
     from ...runtime.spoken import Manner
@@ -248,7 +248,7 @@ def _exported() -> Callable[[Tensor, int], object]:
 
 @torch.no_grad()
 def encoders(case: Case, models: Models, place: measure.Place, seconds: float) -> list[dict[str, Any]]:
-    """Sentences per second of every encoder, fairseq's own first."""
+    """Measure sentences per second of every encoder; fairseq's is in the first row."""
     sentence = phonemes(case, place.device)
     calls = {
         name: partial(measure.timed, place.device, model.forward_encoder, *sentence)
@@ -260,7 +260,7 @@ def encoders(case: Case, models: Models, place: measure.Place, seconds: float) -
 
 @torch.no_grad()
 def sentences(case: Case, names: list[str]) -> list[dict[str, Any]]:
-    """GFLOP per sentence of every model, fairseq's own first: by the formula, and as counted."""
+    """GFLOP per sentence of every model, by the formula and as counted; fairseq's is in the first row."""
     place, rows = measure.Place(torch.device("cpu")), []
     for name in (FAIRSEQ, *names):
         parts = {} if has_no_formula(name) else flops(arguments(name), case)
@@ -332,7 +332,7 @@ def counted(model: Any, case: Case) -> int:
 
 
 def _attention(args: Namespace, block: str, queries: int, keys: int, pairs: int) -> int:
-    """Multiplications of one layer's attention, without projections; `pairs` are those that softmax looks at."""
+    """Multiplications of one layer's attention, without projections; `pairs` is the number that softmax computes."""
     name, side = getattr(args, f"{block}_attention"), block.partition("_")[0]
     width, heads = getattr(args, f"{side}_embed_dim"), getattr(args, f"{side}_attention_heads")
     dim, mechanism = width // heads, find(name)
@@ -348,13 +348,13 @@ def _chained(*widths: int) -> int:
 
 
 def _rates(
-    found: dict[str, measure.Seconds],
+    medians: dict[str, measure.Seconds],
     iterations: int,
     case: Case,
     place: measure.Place,
     aims: Mapping[str, float | None],
 ) -> list[dict[str, Any]]:
-    (base,) = found[FAIRSEQ]
+    (base,) = medians[FAIRSEQ]
     return [
         {
             **_labels(case, place, name),
@@ -362,7 +362,7 @@ def _rates(
             "ratio": base / seconds,
             "aim": aims.get(name),
         }
-        for name, (seconds,) in found.items()
+        for name, (seconds,) in medians.items()
     ]
 
 

@@ -41,7 +41,7 @@ from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks
 from .tables import Table
 
 BASE = "softmax"
-# what is measured, in the order of the tables: its mechanism and options
+# the systems, in the order of the tables: name -> mechanism, options
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     BASE: (BASE, {}),
     **{
@@ -76,7 +76,7 @@ TABLES = (
     Table("Decoding (ABC, figure 1): bytes of state", "decoding", "state_bytes", "state_bytes", BASE),
     Table("Steps with one head (MLA, figures 17 to 21): times as fast as softmax", "steps", "ratio", "us", BASE),
 )
-Found = list[dict[str, Any]]
+Rows = list[dict[str, Any]]
 
 
 def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterator[measure.Case]:
@@ -94,8 +94,8 @@ def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterato
 
 
 @torch.no_grad()
-def encoding(names: list[str], place: measure.Place, quick: bool, seconds: float) -> Found:
-    """Milliseconds of a forward pass of every encoder."""
+def encoding(names: list[str], place: measure.Place, quick: bool, seconds: float) -> Rows:
+    """Time a forward pass of every encoder, in milliseconds."""
     calls = {
         name: partial(measure.timed, place.device, _encode, encoder(name, place, quick), sentences(place, quick))
         for name in _chosen(ENCODERS, names)
@@ -103,8 +103,8 @@ def encoding(names: list[str], place: measure.Place, quick: bool, seconds: float
     return _compared(measure.medians(calls, seconds), _encoding_case(place, quick), place)
 
 
-def memory(names: list[str], place: measure.Place, quick: bool) -> Found:
-    """Peak MiB of a forward pass of every encoder; no rows if it is unknown."""
+def memory(names: list[str], place: measure.Place, quick: bool) -> Rows:
+    """Measure peak MiB of a forward pass of every encoder; no rows if it is unknown."""
     chosen = _chosen(ENCODERS, names)
     peaks = {name: measure.in_fresh_process(peak_of_encoding, name, str(place), quick) for name in chosen}
     base = peaks[BASE]
@@ -117,12 +117,12 @@ def memory(names: list[str], place: measure.Place, quick: bool) -> Found:
 
 
 def peak_of_encoding(name: str, place_name: str, quick: bool) -> int | None:
-    """Bytes; to be called in a separate process."""
+    """Peak bytes above the model; to be called in a fresh process."""
     torch.set_num_threads(1)
     place = measure.Place.parse(place_name)
     model, tokens, peak = encoder(name, place, quick), sentences(place, quick), None
     with torch.no_grad():
-        for batch in (tokens[:1, :16], tokens):  # the first loads what torch loads late
+        for batch in (tokens[:1, :16], tokens):  # the first call loads libraries, which must not count
             with measure.peak_growth(place.device) as growth:
                 _encode(model, batch)
             peak = growth()
@@ -130,7 +130,7 @@ def peak_of_encoding(name: str, place_name: str, quick: bool) -> int | None:
 
 
 def encoder(name: str, place: measure.Place, quick: bool) -> Any:
-    """RoBERTa-base with a system's attention; two small layers in quick runs."""
+    """Build RoBERTa-base with a system's attention; two small layers in quick runs."""
     from fairseq.data import Dictionary
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 
@@ -155,20 +155,20 @@ def sentences(place: measure.Place, quick: bool) -> Tensor:
 
 
 @torch.no_grad()
-def decoding(names: list[str], length: int, place: measure.Place, seconds: float) -> Found:
-    """Milliseconds per token of every decoder, and bytes of state at the end."""
+def decoding(names: list[str], length: int, place: measure.Place, seconds: float) -> Rows:
+    """Time a token of every decoder, in milliseconds, and measure the final state in bytes."""
     chosen = _chosen(DECODERS, names)
     times: dict[str, float] = dict.fromkeys(chosen, 0.0)
     for share in PLACES_MEASURED:
         case = decode.Case(ROWS, 1, max(1, int(length * share)), length)
         calls = {name: decoder(name, case, place)[1] for name in chosen}
-        for name, (found,) in measure.medians(calls, seconds / len(PLACES_MEASURED)).items():
-            times[name] += found / len(PLACES_MEASURED)
-    rows = _compared({name: (found,) for name, found in times.items()}, f"{length:,} tokens", place)
+        for name, (duration,) in measure.medians(calls, seconds / len(PLACES_MEASURED)).items():
+            times[name] += duration / len(PLACES_MEASURED)
+    rows = _compared({name: (duration,) for name, duration in times.items()}, f"{length:,} tokens", place)
     end = decode.Case(ROWS, 1, length, length)
     for row in rows:
         state, call = decoder(row["mechanism"], end, place)
-        call()  # which reads the source
+        call()  # the first token writes the state of cross-attention
         row["state_bytes"] = decode.held_bytes(state)
     return rows
 
@@ -176,11 +176,11 @@ def decoding(names: list[str], length: int, place: measure.Place, seconds: float
 def decoder(name: str, case: decode.Case, place: measure.Place) -> tuple[dict[str, Any], Callable[[], measure.Seconds]]:
     """The state of a decoder with `case.target` tokens, and a function that decodes one more."""
     kind, options = DECODERS[name]
-    made = decode.make(kind, place, **DECODER_SIZES, **options)
+    decoder = decode.make(kind, place, **DECODER_SIZES, **options)
     source = torch.randn(case.source, case.rows, DECODER_SIZES["width"], device=place.device, dtype=place.dtype)
     state: dict[str, Any] = {}
-    decode.fill(made, state, case, source)
-    return state, partial(decode.token, made, state, source, case)
+    decode.fill(decoder, state, case, source)
+    return state, partial(decode.token, decoder, state, source, case)
 
 
 class Past(NamedTuple):
@@ -194,7 +194,7 @@ class Past(NamedTuple):
 
 
 class Anew(CachedMechanism):
-    """A linear mechanism that keeps keys and values, and multiplies all of them for every query."""
+    """A linear mechanism that caches keys and values, and computes K^T V anew for every query."""
 
     def __init__(self, linear: Mechanism) -> None:
         super().__init__(linear.head_dim, linear.num_heads, block=linear.block)
@@ -209,8 +209,8 @@ class Anew(CachedMechanism):
 @torch.no_grad()
 def steps(
     names: list[str], block: str, batch: int, width: int, length: int, place: measure.Place, seconds: float
-) -> Found:
-    """Microseconds of one token of a decoder block, with sums that are computed again and with sums that are kept."""
+) -> Rows:
+    """Time one token of a decoder block, in microseconds, with sums computed anew ("naive") and kept ("reuse")."""
     past = past_of(block, batch, width, length, place)
     calls = {BASE: one_step(BASE, REUSE, past)}
     for kind in (kind for kind in STEPS if kind in names):
@@ -220,7 +220,7 @@ def steps(
 
 
 def past_of(block: str, batch: int, width: int, length: int, place: measure.Place) -> Past:
-    """Random weights, a random token, and what it sees."""
+    """Random weights, a random token, and random keys and values that it sees."""
     q, out, k, v = (nn.Linear(width, width).to(*place) for _ in range(4))
     projections = Projections(q, out, k, v) if block == DECODER_SELF else Projections(q, out)
     like = torch.zeros(0, device=place.device, dtype=place.dtype)
@@ -229,7 +229,7 @@ def past_of(block: str, batch: int, width: int, length: int, place: measure.Plac
 
 
 def one_step(kind: str, way: str, past: Past) -> Callable[[], Tensor]:
-    """One more token; each call writes its own key and value again in self-attention, as further tokens would."""
+    """A function that processes one more token; in self-attention, each call writes its key and value again."""
     batch, _, length, width = past.keys.shape
     options = {"cosformer_length": length + 1} if kind == "cosformer" else {}
     mechanism: Mechanism = build(kind, width, 1, block=past.block, **options).to(past.x).eval()
@@ -241,7 +241,7 @@ def one_step(kind: str, way: str, past: Past) -> Callable[[], Tensor]:
 
 
 def _tokens(block: str | None, keys: Tensor) -> TokenInfo:
-    """The tokens of keys (B, H, S, D): a source, whose length is known, or a target, whose is not."""
+    """The tokens of keys (B, H, S, D): of a source, whose length is known, or of a target, whose length is not."""
     tokens = TokenInfo.whole(keys.shape[2], device=keys.device)
     return tokens if block == DECODER_CROSS else tokens.without_lengths()
 
@@ -259,7 +259,7 @@ def _step_case(block: str, batch: int, width: int, length: int) -> str:
 
 
 def _chosen(systems: dict[str, tuple[str, dict[str, Any]]], names: list[str]) -> list[str]:
-    """The systems whose mechanism is asked for, and what they are compared with."""
+    """The systems whose mechanism is in `names`, and the baselines."""
     return [name for name, (kind, _) in systems.items() if kind in (BASE, decode.FAIRSEQ, *names)]
 
 
@@ -270,17 +270,17 @@ def _encoding_case(place: measure.Place, quick: bool) -> str:
 
 def _compared(
     times: dict[str, measure.Seconds], case: str, place: measure.Place, unit: str = "ms", per_second: float = 1e3
-) -> Found:
-    """Milliseconds, or another unit, of every system beside softmax."""
+) -> Rows:
+    """Rows with the time of every system in a unit, and the ratio to softmax."""
     return [
         {
             "device": str(place),
             "case": case,
             "mechanism": name,
-            unit: found * per_second,
-            "ratio": times[BASE][0] / found,
+            unit: duration * per_second,
+            "ratio": times[BASE][0] / duration,
         }
-        for name, (found,) in times.items()
+        for name, (duration,) in times.items()
     ]
 
 

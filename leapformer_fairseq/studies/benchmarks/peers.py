@@ -1,4 +1,4 @@
-"""Other implementations of the same attention on a GPU: FlashAttention in SDPA, flash-linear-attention's kernels."""
+"""Other implementations of the same attention on a GPU: FlashAttention, and flash-linear-attention's kernels."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ TOLERANCE = 3e-2
 
 
 def find(mechanisms: Mapping[str, Mechanism], kind: str, place: Place) -> dict[str, Attend]:
-    """Other ways to compute attention of this kind at this place, by name."""
-    found: dict[str, Attend] = {}
+    """Other implementations of this kind of attention at this place, by name."""
+    ways: dict[str, Attend] = {}
     if place.device.type != "cuda":
-        return found
-    if kind != "wait-k" and place.dtype != torch.float32:  # all that FlashAttention can
-        found["FlashAttention"] = partial(flash, kind == "causal")
+        return ways
+    if kind != "wait-k" and place.dtype != torch.float32:  # FlashAttention supports no masks and no float32
+        ways["FlashAttention"] = partial(flash, kind == "causal")
     if kind == "causal" and (kernel := linear_kernel()) is not None:
         for name, mechanism in mechanisms.items():
             if isinstance(mechanism, LinearMechanism):
                 way = partial(by_kernel, kernel, mechanism)
                 if (error := difference(mechanism, way, place)) < TOLERANCE:
-                    found[f"{name} (fla)"] = way
+                    ways[f"{name} (fla)"] = way
                 else:
                     logger.warning("%s is not measured with the kernels of fla: they differ by %.1e", name, error)
-    return found
+    return ways
 
 
 def flash(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def flash(causal: bool, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def linear_kernel() -> Callable[..., tuple[Tensor, object]] | None:
-    """`chunk_linear_attn` if it is installed."""
+    """`chunk_linear_attn` of flash-linear-attention; None if it is not installed."""
     try:
         return importlib.import_module(KERNEL_MODULE).chunk_linear_attn
     except ImportError:
@@ -60,7 +60,7 @@ def linear_kernel() -> Callable[..., tuple[Tensor, object]] | None:
 def by_kernel(
     kernel: Callable[..., tuple[Tensor, object]], mechanism: LinearMechanism, q: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
-    """Causal linear attention of our features, with their normalizer, by a kernel, which takes (B, T, H, D)."""
+    """Causal linear attention of our features by a kernel, which takes (B, T, H, D) and normalises."""
     tokens = TokenInfo.whole(q.shape[2], device=q.device)
     features = mechanism.map_queries(q, tokens), mechanism.map_keys(k, tokens)
     inputs = (x.expanded().to(v.dtype).transpose(1, 2) for x in features)
@@ -69,7 +69,7 @@ def by_kernel(
 
 
 def difference(mechanism: Mechanism, way: Attend, place: Place) -> float:
-    """How much an implementation differs from the mechanism's reference, relative to the largest number."""
+    """The largest difference of an implementation from the mechanism's reference, relative to the largest number."""
     torch.manual_seed(0)
     shape = (2, mechanism.num_heads, 100, mechanism.head_dim)
     q, k, v = (torch.randn(shape, device=place.device, dtype=place.dtype) for _ in range(3))

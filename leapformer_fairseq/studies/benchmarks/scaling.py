@@ -33,7 +33,7 @@ WORDS, TOKENS, UPDATES, ROUNDS = 4_000, 2_048, 12, 3
 
 
 def sizes(quick: bool) -> list[str]:
-    """Options of the model."""
+    """Options for the model's size."""
     layers, width, inner, tokens = (1, 32, 64, 64) if quick else (2, 256, 1024, 512)
     return [
         "--arch", "leapformer_lm", "--decoder-layers", str(layers), "--decoder-embed-dim", str(width),
@@ -52,31 +52,31 @@ def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterato
 
 
 def scaling(name: str, place: measure.Place, quick: bool) -> list[dict[str, Any]]:
-    """Words per second of one process, two processes, and two copies."""
+    """Words per second of words process, two processes, and two copies."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         write_text(root, tokens=TOKENS * (4 if quick else 64))
         samples: dict[str, list[float]] = {ONE: [], TWO: [], COPIES: []}
         for turn in range(1 if quick else ROUNDS):
-            for system, found in samples.items():
-                found.append(speed(name, system, root, f"{turn}", quick))
-        speeds = {system: statistics.median(found) for system, found in samples.items()}
+            for system, of_system in samples.items():
+                of_system.append(speed(name, system, root, f"{turn}", quick))
+        speeds = {system: statistics.median(of_system) for system, of_system in samples.items()}
     return [
         {
             "device": str(place),
             "case": name,
             "mechanism": system,
-            "tokens_per_second": found,
-            "ratio": found / speeds[ONE] / (1 if system == ONE else 2),
-            "samples": [round(one) for one in samples[system]],
+            "tokens_per_second": words_per_second,
+            "ratio": words_per_second / speeds[ONE] / (1 if system == ONE else 2),
+            "samples": [round(words) for words in samples[system]],
             "aim": AIM if system == TWO and not quick else None,
         }
-        for system, found in speeds.items()
+        for system, words_per_second in speeds.items()
     ]
 
 
 def write_text(root: Path, tokens: int) -> None:
-    """Write random words as training text for fairseq."""
+    """Write random words as fairseq's training data."""
     draw = random.Random(1)
     lines = (" ".join(str(draw.randrange(WORDS)) for _ in range(63)) for _ in range(tokens // 64))
     (root / "text").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -90,7 +90,7 @@ def speed(name: str, system: str, root: Path, turn: str, quick: bool) -> float:
         str(root / "data"), "--task", "language_modeling", *sizes(quick), "--decoder-self-attention", name,
         "--optimizer", "adam", "--lr", "1e-4", "--max-tokens", str(TOKENS),
         "--max-update", str(UPDATES), "--log-interval", "2", "--log-format", "json", "--no-save", "--cpu",
-        "--num-workers", "0", "--disable-validation", "--save-dir", str(root / "model"),  # not a user's, to go on from
+        "--num-workers", "0", "--disable-validation", "--save-dir", str(root / "model"),  # not ./checkpoints
     ]  # fmt: skip
     if system == TWO:
         options += ["--distributed-world-size", "2"]
@@ -98,11 +98,11 @@ def speed(name: str, system: str, root: Path, turn: str, quick: bool) -> float:
     command = [*PROGRAM, "train", *options]
     _run(root, [Process(command, log, environment=trainings.environment(1)) for log in logs])
     speeds = [trainings.speed(log, "wps") for log in logs]
-    return sum(one for one in speeds if one is not None)
+    return sum(words for words in speeds if words is not None)
 
 
 def _run(root: Path, processes: list[Process]) -> None:
-    """All at once. Raises LeapformerError when one fails."""
+    """Run processes in parallel. Raises LeapformerError if one fails."""
 
     def work(process: Process) -> Work:
         status = yield process

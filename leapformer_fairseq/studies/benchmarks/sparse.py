@@ -30,7 +30,7 @@ from ...attention.sparse.blocks import ATTENDED, Blocked, ProjectedBlocks, top
 from ...attention.sparse.blocks import SIZE as SIZE_OPTION
 from ...attention.sparse.predicted import CENTROIDS as CENTROIDS_OPTION
 from . import measure
-from .tables import Found, Table
+from .tables import Results, Table
 
 HEADS, HEAD_DIM, SIZE, CENTROIDS = 4, 64, 32, 8
 SORTED, TOP_K, ENTMAX, SOFTMAX, RANDOM = "entmax, sorted", "entmax, top-k", "entmax", "softmax", "random blocks"
@@ -53,7 +53,7 @@ Call = Callable[[], measure.Seconds]
 
 
 def disagreement(name: str) -> str | None:
-    """How much gathered blocks differ from the masked matrix; None if they do not, or if there are no blocks."""
+    """Say how much gathered blocks differ from the masked matrix, or that there are no blocks; None if they agree."""
     if not issubclass(MECHANISMS[name], Blocked):
         return "it has no blocks; choose from: " + ", ".join(MECHANISMS_MEASURED)
     mechanism = make(name, 2, 16).double()
@@ -62,8 +62,8 @@ def disagreement(name: str) -> str | None:
     keep[1, 100:] = False
     outputs = [mechanism(*inputs, key=TokenInfo.whole(130, keep), execution=way) for way in ("auto", "reference")]
     grad = torch.randn_like(outputs[0]) * keep[:, None, :, None]
-    found = [[out * keep[:, None, :, None], *torch.autograd.grad(out, inputs, grad)] for out in outputs]
-    worst = max(float((a - b).detach().abs().max()) for a, b in zip(*found, strict=True))
+    results = [[out * keep[:, None, :, None], *torch.autograd.grad(out, inputs, grad)] for out in outputs]
+    worst = max(float((a - b).detach().abs().max()) for a, b in zip(*results, strict=True))
     return None if worst < PARITY else f"its blocks differ from the masked matrix by {worst:.1e}"
 
 
@@ -77,26 +77,26 @@ def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterato
 
 
 @torch.no_grad()
-def times(names: list[str], tokens: int, attended: int, place: measure.Place, seconds: float) -> Found:
-    """A forward pass of every system, compared with each baseline."""
-    found = measure.medians(systems(names, tokens, attended, place), seconds)
+def times(names: list[str], tokens: int, attended: int, place: measure.Place, seconds: float) -> Results:
+    """Time a forward pass of every system, compared with each baseline."""
+    seconds_of = measure.medians(systems(names, tokens, attended, place), seconds)
 
     def against(base: str, aims: dict[tuple[int, int], dict[str, float]]) -> list[dict[str, Any]]:
         wanted = aims.get((tokens, attended), {}) if place.has_aims else {}
-        return rows(found, base, tokens, attended, wanted, place)
+        return rows(seconds_of, base, tokens, attended, wanted, place)
 
     return {"sorted": against(SORTED, AIMS), "softmax": against(SOFTMAX, SOFTMAX_AIMS)}
 
 
 def systems(names: list[str], tokens: int, attended: int, place: measure.Place) -> dict[str, Call]:
-    """All measured systems: seconds of attention, and of selection."""
+    """Functions that time the systems, by name: seconds of attention, and of selection."""
     q, k, v = (torch.randn(1, HEADS, tokens, HEAD_DIM, device=place.device, dtype=place.dtype) for _ in range(3))
     real = torch.ones(1, tokens, dtype=torch.bool, device=place.device)
     blocks = -(-tokens // SIZE)
     full = build("entmax", HEAD_DIM, HEADS)
     plain = make(MECHANISMS_MEASURED[0], attended).to(place.device)
     drawn = top(torch.rand(1, HEADS, blocks, blocks, device=place.device), attended)
-    found: dict[str, Call] = {
+    calls: dict[str, Call] = {
         SOFTMAX: partial(_alone, partial(F.scaled_dot_product_attention, q, k, v), place),
         SORTED: partial(_alone, partial(sorted_entmax, q, k, v), place),
         TOP_K: partial(_alone, partial(sorted_entmax, q, k, v, highest=100), place),
@@ -106,20 +106,20 @@ def systems(names: list[str], tokens: int, attended: int, place: measure.Place) 
     for name in names:
         mechanism = make(name, attended).to(place.device)
         for label, around in ((name, False), (name + PATTERN, True)):
-            found[label] = partial(_selected, mechanism, (q, k, v), real, around, place)
-    return found
+            calls[label] = partial(_selected, mechanism, (q, k, v), real, around, place)
+    return calls
 
 
 def make(name: str, attended: int, size: int = SIZE) -> Blocked:
-    """A mechanism of the benchmark's size."""
+    """Build a mechanism of the benchmark's size."""
     wanted = {SIZE_OPTION.name: size, ATTENDED.name: attended, CENTROIDS_OPTION.name: CENTROIDS}
-    known = {option.name for option in find(name).options}
-    options: dict[str, Any] = {option: value for option, value in wanted.items() if option in known}
+    accepted = {option.name for option in find(name).options}
+    options: dict[str, Any] = {option: value for option, value in wanted.items() if option in accepted}
     return cast(Blocked, build(name, HEAD_DIM, HEADS, **options))
 
 
 def sorted_entmax(q: Tensor, k: Tensor, v: Tensor, highest: int | None = None) -> Tensor:
-    """Entmax over all pairs by the entmax package, which sorts the `highest` scores of a row, or all."""
+    """Entmax over all pairs by the entmax package, which sorts the `highest` scores of each row; None: all."""
     weights = entmax15(q.float() @ k.float().mT * HEAD_DIM**-0.5, k=highest)
     return cast(Tensor, weights.to(v.dtype) @ v)
 
@@ -132,7 +132,7 @@ def rows(
     aims: dict[str, float],
     place: measure.Place,
 ) -> list[dict[str, Any]]:
-    """Milliseconds relative to the baseline, including selection."""
+    """Rows with milliseconds, selection included, and the ratio to the baseline."""
     others = [name for name in times if name != base]
     return [
         {

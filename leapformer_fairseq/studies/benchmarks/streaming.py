@@ -33,7 +33,7 @@ from ...runtime.simul.stream import Engine
 from ...runtime.simul.times import ComputeTimes
 from ...simul.engine import engine_for
 from . import attention, measure
-from .tables import Found, Table
+from .tables import Results, Table
 
 STEP_MS, LAGGING, VOCABULARY, BINS, EOS = 280, 3, 1000, 80, 2
 BASE, EXPORTED = "softmax, anew", "leap, chunks"  # the system that is also measured in onnxruntime
@@ -43,14 +43,14 @@ Begin = Callable[[], Engine]  # of an utterance
 
 
 class System(NamedTuple):
-    """A mechanism in all three blocks, and the way the encoder processes arriving speech."""
+    """A mechanism for all three blocks, and options that say how the encoder processes arriving speech."""
 
     mechanism: str
     encoder: dict[str, Any]
 
 
 def systems_of(names: list[str]) -> dict[str, System]:
-    """The measured systems: softmax encoded anew, and each mechanism in three ways."""
+    """The systems to measure: each mechanism with three kinds of encoder."""
     ways: dict[str, dict[str, Any]] = {
         "anew": {},
         "causal": {"encoder_causal": True},
@@ -81,15 +81,15 @@ def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterato
     systems = systems_of(list(dict.fromkeys(["softmax", *names])))
     for place in places:
         models = cache(partial(_begins, systems, place))
-        known: list[dict[str, Any]] = []
+        measured: list[dict[str, Any]] = []
         for length in lengths:
-            yield measure.Case(f"{place}: {length} s", partial(_spoken, length, models, place, seconds, known))
-        yield measure.case(f"{place}: growth", "growth", growth, known, place)
+            yield measure.Case(f"{place}: {length} s", partial(_spoken, length, models, place, seconds, measured))
+        yield measure.case(f"{place}: growth", "growth", growth, measured, place)
         yield measure.Case(f"{place}: a token", partial(_written, max(lengths), models, place, seconds / 10))
 
 
 def _begins(systems: dict[str, System], place: measure.Place) -> dict[str, Begin]:
-    """How each system begins an utterance, with its model loaded."""
+    """A function for each system that begins an utterance; models are built here."""
     models = {name: make(system, place) for name, system in systems.items()}
     begins: dict[str, Begin] = {name: begin(model) for name, model in models.items()}
     if EXPORTED in models and measure.exports(place):
@@ -98,12 +98,12 @@ def _begins(systems: dict[str, System], place: measure.Place) -> dict[str, Begin
 
 
 def begin(model: Any) -> Begin:
-    """Utterances of a model in PyTorch."""
+    """Return a function that begins an utterance with a model in PyTorch."""
     return lambda: engine_for(model)(model, EOS)
 
 
 def begin_exported(model: Any) -> Begin:
-    """The same, exported, in onnxruntime with one thread."""
+    """Export a model, and return a function that begins an utterance in onnxruntime with one thread."""
     from ...export.write import write_speech
     from ...runtime.engine import Graphs
     from ...runtime.folder import SPEECH, Folder
@@ -115,27 +115,27 @@ def begin_exported(model: Any) -> Begin:
 
 
 def _spoken(
-    length: float, models: Callable[[], dict[str, Begin]], place: measure.Place, seconds: float, known: list[Any]
-) -> Found:
-    """`utterances`, which `growth` needs `known`."""
+    length: float, models: Callable[[], dict[str, Begin]], place: measure.Place, seconds: float, measured: list[Any]
+) -> Results:
+    """Rows of `utterances`, also added to `measured`, from which `growth` is computed at the end."""
     rows = utterances(length, models(), place, seconds)
-    known += rows
+    measured += rows
     return {"utterances": rows}
 
 
-def _written(length: float, models: Callable[[], dict[str, Begin]], place: measure.Place, seconds: float) -> Found:
+def _written(length: float, models: Callable[[], dict[str, Begin]], place: measure.Place, seconds: float) -> Results:
     return {"tokens": tokens(length, models(), place, seconds)}
 
 
 def disagreement(name: str) -> str | None:
-    """That of the mechanism alone. Raises LeapformerError for one that these models cannot have."""
+    """As `attention.disagreement`. Raises LeapformerError for a mechanism that these models do not support."""
     for system in systems_of([name]).values():
         make(system, measure.Place(torch.device("cpu")))
     return attention.disagreement(name)
 
 
 def make(system: System, place: measure.Place) -> Any:
-    """A model of the papers' size."""
+    """Build a model of the papers' size."""
     from fairseq.data import Dictionary
 
     register()
@@ -154,41 +154,41 @@ def make(system: System, place: measure.Place) -> Any:
 
 
 def utterances(length: float, begins: dict[str, Begin], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
-    """Seconds of every system for an utterance of this length; encoders that run anew only up to half a minute."""
+    """Time an utterance of `length` seconds in every system; those that encode anew only up to half a minute."""
     frames = noise(length)
     calls: dict[str, Callable[[], measure.Seconds]] = {
         name: partial(measure.timed, place.device, translate, begin, frames)
         for name, begin in begins.items()
         if length <= LONGEST_ANEW or not name.endswith("anew")
     }
-    times = {name: found for name, (found,) in measure.medians(calls, seconds).items()}
+    times = {name: duration for name, (duration,) in measure.medians(calls, seconds).items()}
     base = times.get(BASE)
     return [
         {
             **_labels(name, place),
             "case": f"{length:g} s",
             "length": length,
-            "seconds": found,
-            "per_second": found / length,
-            "ratio": None if base is None else base / found,
+            "seconds": duration,
+            "per_second": duration / length,
+            "ratio": None if base is None else base / duration,
             "aim": aims_of(name).get(length) if place.has_aims else None,
         }
-        for name, found in times.items()
+        for name, duration in times.items()
     ]
 
 
 def aims_of(name: str) -> dict[float, float]:
-    """Of a system, by seconds of speech."""
+    """The aims of a system, by seconds of speech."""
     return {AIMED: AIMS, f"{EXPORTED}, exported": EXPORTED_AIMS}.get(name, {})
 
 
 def noise(seconds: float) -> np.ndarray:
-    """Frames (T, n_bins)."""
+    """Random frames (T, n_bins)."""
     return torch.randn(round(seconds * 100), BINS).numpy()
 
 
 def translate(begin: Begin, frames: np.ndarray) -> Engine:
-    """Process a whole utterance as an agent under wait-k does."""
+    """Process a whole utterance as a wait-k agent does."""
     engine = begin()
     size = STEP_MS // 10
     for step, start in enumerate(range(0, len(frames), size), 1):
@@ -203,11 +203,11 @@ def translate(begin: Begin, frames: np.ndarray) -> Engine:
 
 def growth(rows: list[dict[str, Any]], place: measure.Place) -> list[dict[str, Any]]:
     """The computation per second of speech in the longest utterance of each system over that in the shortest."""
-    found = []
+    growths = []
     for name in dict.fromkeys(row["mechanism"] for row in rows):
-        own = sorted((row["length"], row["per_second"]) for row in rows if row["mechanism"] == name)
-        (short, first), (long, last) = own[0], own[-1]
-        found.append(
+        points = sorted((row["length"], row["per_second"]) for row in rows if row["mechanism"] == name)
+        (short, first), (long, last) = points[0], points[-1]
+        growths.append(
             {
                 **_labels(name, place),
                 "case": "longest to shortest",
@@ -219,11 +219,11 @@ def growth(rows: list[dict[str, Any]], place: measure.Place) -> list[dict[str, A
                 "at_most": True,
             }
         )
-    return found
+    return growths
 
 
 def tokens(length: float, begins: dict[str, Begin], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
-    """Milliseconds per token after this much speech, and the ratio to those after one second."""
+    """Time a token after `length` seconds of speech, in milliseconds; ratio: to one after a second."""
     calls = {}
     for name, begin in begins.items():
         if not name.endswith("anew"):
@@ -232,7 +232,7 @@ def tokens(length: float, begins: dict[str, Begin], place: measure.Place, second
                 engine.feed(noise(heard))
                 _write(engine)
                 calls[name, heard] = partial(measure.timed, place.device, _write, engine)
-    times = {key: found for key, (found,) in measure.medians(calls, seconds).items()}
+    times = {key: duration for key, (duration,) in measure.medians(calls, seconds).items()}
     return [
         {
             **_labels(name, place),
@@ -248,7 +248,7 @@ def tokens(length: float, begins: dict[str, Begin], place: measure.Place, second
 
 
 def _write(engine: Engine) -> None:
-    """One token, whatever is best."""
+    """Write the best token."""
     engine.commit(engine.best(engine.ready, range(EOS + 1)))
 
 

@@ -1,4 +1,4 @@
-"""Tables of benchmark results, and the aims that were missed."""
+"""Tables of benchmark results, and missed aims."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from tabulate import tabulate
 
 Row = dict[str, Any]
-Found = dict[str, list[Row]]
+Results = dict[str, list[Row]]
 
 
 class Table(NamedTuple):
-    """One line per device and case: the baseline in its unit, and the `value` (a ratio to it) of every mechanism.
+    """A table with a line per device and case: the baseline in its `unit`, and the `value` of every mechanism.
 
-    It contains the rows in `section` of the results; if rows have forms, only those whose form is in `forms`.
+    It shows the rows in `section` of the results; if `forms` is not empty, only those whose form is in it.
     """
 
     title: str
@@ -25,26 +25,26 @@ class Table(NamedTuple):
     forms: tuple[str, ...] = ()
 
 
-def summary(found: Found, tables: Sequence[Table], style: str = "simple") -> list[tuple[str, str]]:
-    """Titles and tables of the most important results, as far as they were measured."""
-    return [(table.title, by_case(rows, table, style)) for table in tables if (rows := found.get(table.section))]
+def summary(results: Results, tables: Sequence[Table], style: str = "simple") -> list[tuple[str, str]]:
+    """Titles and tables of the results, for sections that were measured."""
+    return [(table.title, by_case(rows, table, style)) for table in tables if (rows := results.get(table.section))]
 
 
-def markdown(found: Found, tables: Sequence[Table], title: str, method: str, signature: str) -> str:
+def markdown(results: Results, tables: Sequence[Table], title: str, method: str, signature: str) -> str:
     """The whole report: the tables, and every row of every section."""
     parts = [f"# {title}", "", method.strip(), ""]
-    for heading, table in summary(found, tables, "github"):
+    for heading, table in summary(results, tables, "github"):
         parts += [f"## {heading}", "", table, ""]
-    for section, rows in found.items():
+    for section, rows in results.items():
         if rows:
             parts += [f"## All rows: {section}", "", tabulate(rows, "keys", tablefmt="github", floatfmt=".2f"), ""]
     return "\n".join([*parts, f"Signature: `{signature}`", ""])
 
 
-def missed(found: Found) -> list[str]:
-    """The aims that were missed, one line each."""
+def missed(results: Results) -> list[str]:
+    """A line for each aim that was missed."""
     lines = []
-    for row in (row for rows in found.values() for row in rows):
+    for row in (row for rows in results.values() for row in rows):
         what = "memory" if "peak_mib" in row else "cost" if row.get("at_most") else "speed"
         if row.get("aim") is not None and (row["ratio"] < row["aim"] if what == "speed" else row["ratio"] > row["aim"]):
             bound = "at least" if what == "speed" else "at most"
@@ -53,7 +53,7 @@ def missed(found: Found) -> list[str]:
 
 
 def by_case(rows: list[Row], table: Table, style: str) -> str:
-    """The table as text, with a column for the aims of each mechanism that has some."""
+    """The table as text, with a column of aims for each mechanism that has any."""
     rows = [row for row in rows if not table.forms or row["form"] in table.forms]
     names = list(dict.fromkeys(row["mechanism"] for row in rows if row["mechanism"] != table.baseline))
     lines: dict[tuple[str, str], Row] = {}

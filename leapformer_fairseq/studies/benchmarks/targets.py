@@ -60,8 +60,8 @@ CASES = [Case(sentences, beam, *lengths) for sentences, beam in ((1, 1), (1, 5),
 CASES.append(Case(1, 1, 500, 500))
 QUICK_CASES = [Case(1, 2, 20, 20)]
 PROMPTS, QUICK_PROMPTS = (16, 64, 256, 1024), (20,)
-READERS = ("leap", "gated-delta")  # compare all pairs, and go from token to token, in a graph
-__all__ = ["disagreement"]  # what `leapformer bench` asks of a benchmark
+READERS = ("leap", "gated-delta")  # exported prompts: all pairs, and a loop over tokens
+__all__ = ["disagreement"]  # required by `leapformer bench`
 
 
 def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterator[measure.Case]:
@@ -77,7 +77,7 @@ def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterato
 
 @torch.no_grad()
 def targets(case: Case, names: list[str], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
-    """Milliseconds per token of every system, fairseq first."""
+    """Time whole targets in every system, in milliseconds per token; fairseq is in the first row."""
     source = torch.randn(case.source, case.sentences, WIDTH).repeat_interleave(case.beam, 1)
     calls: dict[str, Callable[[], measure.Seconds]] = {}
     for name in [FAIRSEQ, "softmax", *(name for name in names if name != "softmax")]:
@@ -99,16 +99,16 @@ def targets(case: Case, names: list[str], place: measure.Place, seconds: float) 
             **case._asdict(),
             "rows": case.rows,
             "mechanism": name,
-            "ms": found / case.target * 1e3,
-            "ratio": base / found,
+            "ms": duration / case.target * 1e3,
+            "ratio": base / duration,
         }
-        for name, (found,) in times.items()
+        for name, (duration,) in times.items()
     ]
 
 
 @torch.no_grad()
 def prompts(tokens: int, place: measure.Place, seconds: float) -> list[dict[str, Any]]:
-    """Milliseconds of a prompt of so many tokens in every system, fairseq first."""
+    """Time a prompt in every system, in milliseconds; fairseq is in the first row."""
     text = torch.randint(4, 30, (1, tokens))
     calls: dict[str, Callable[[], object]] = {}
     for name in FAIRSEQ, "softmax", *READERS:
@@ -126,16 +126,16 @@ def prompts(tokens: int, place: measure.Place, seconds: float) -> list[dict[str,
             "case": f"{tokens:,} tokens",
             "tokens": tokens,
             "mechanism": name,
-            "ms": found * 1e3,
-            "ratio": base / found,
+            "ms": duration * 1e3,
+            "ratio": base / duration,
         }
-        for name, (found,) in times.items()
+        for name, (duration,) in times.items()
     ]
 
 
 def _read(decoder: Any, text: Tensor) -> Tensor:
-    found: Tensor = decoder.output_layer(decoder.read(text, {})).log_softmax(-1)
-    return found
+    log_probs: Tensor = decoder.output_layer(decoder.read(text, {})).log_softmax(-1)
+    return log_probs
 
 
 def _text(graphs: Any, text: np.ndarray) -> object:
@@ -143,9 +143,9 @@ def _text(graphs: Any, text: np.ndarray) -> object:
 
 
 def _token_by_token(graphs: Any, text: np.ndarray) -> None:
-    own, order = graphs.begin(SELF, 1), np.zeros((1, 1))
+    state, order = graphs.begin(SELF, 1), np.zeros((1, 1))
     for t in range(text.shape[1]):
-        _, own = graphs.step(text[:, t : t + 1], t + 1, order, own, {})
+        _, state = graphs.step(text[:, t : t + 1], t + 1, order, state, {})
 
 
 def _in_torch(decoder: Any, source: Tensor, case: Case) -> measure.Seconds:
@@ -161,24 +161,24 @@ def _in_torch(decoder: Any, source: Tensor, case: Case) -> measure.Seconds:
 
 
 def _exported(graphs: Any, case: Case) -> measure.Seconds:
-    source, own = random_states(graphs, CROSS, case.sentences), graphs.begin(SELF, case.rows)
+    source, state = random_states(graphs, CROSS, case.sentences), graphs.begin(SELF, case.rows)
     start = measure.clock(torch.device("cpu"))
     for t in range(1, case.target + 1):
         order = reordered(case)
-        _, own = graphs.step(np.random.randint(4, 30, order.shape), t, order, own, source)
+        _, state = graphs.step(np.random.randint(4, 30, order.shape), t, order, state, source)
     return (measure.clock(torch.device("cpu")) - start,)
 
 
 def _in_ctranslate2(case: Case) -> measure.Seconds:
-    made, words = _translator()
+    model, words = _translator()
     sources = ctranslate.texts(words, case.sentences, case.source)
     start = time.process_time()
-    ctranslate.translate(made, sources, case.beam, case.target)
+    ctranslate.translate(model, sources, case.beam, case.target)
     return (time.process_time() - start,)
 
 
 @cache
 def _translator() -> tuple[Any, Any]:
-    """A decoder of the benchmark's size in CTranslate2, and its words."""
+    """A decoder of the benchmark's size in CTranslate2, and its dictionary."""
     decoder = make(FAIRSEQ, measure.Place(torch.device("cpu")))
     return ctranslate.translator(decoder, HEADS)[0], decoder.dictionary

@@ -71,13 +71,13 @@ def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterato
 
 
 def disagreement(name: str) -> str | None:
-    """That of the mechanism alone. Raises LeapformerError for one that no language model can have."""
+    """As `attention.disagreement`. Raises LeapformerError for a mechanism that language models do not support."""
     make(name, measure.Place(torch.device("cpu")), True, 16)
     return attention.disagreement(name)
 
 
 def make(name: str, place: measure.Place, quick: bool, length: int) -> nn.Module:
-    """A language model with one mechanism everywhere; "fairseq" is the stock one."""
+    """Build a language model with one mechanism in all layers; "fairseq" is the stock one."""
     from fairseq.data import Dictionary
     from fairseq.models import ARCH_MODEL_REGISTRY
     from fairseq.models.transformer_lm import base_lm_architecture
@@ -95,12 +95,12 @@ def make(name: str, place: measure.Place, quick: bool, length: int) -> nn.Module
 
 
 def times(case: Case, names: list[str], place: measure.Place, seconds: float, quick: bool) -> list[dict[str, Any]]:
-    """Seconds per step and tokens per second of every model, fairseq's first."""
+    """Time a training step of every model, in seconds and tokens per second; fairseq's is in the first row."""
     calls = {
         name: partial(_step, make(name, place, quick, case.length), case, place.device) for name in (FAIRSEQ, *names)
     }
-    found = measure.medians(calls, seconds)
-    (base,) = found[FAIRSEQ]
+    medians = measure.medians(calls, seconds)
+    (base,) = medians[FAIRSEQ]
     return [
         {
             **_labels(case, place, name),
@@ -109,14 +109,14 @@ def times(case: Case, names: list[str], place: measure.Place, seconds: float, qu
             "ratio": base / step,
             "aim": AIMS.get(case) if name == "leap" and place.has_aims and not quick else None,
         }
-        for name, (step,) in found.items()
+        for name, (step,) in medians.items()
     ]
 
 
 def memory(case: Case, names: list[str], place: measure.Place, quick: bool) -> list[dict[str, Any]]:
-    """Peak MiB above the model and its gradients; no rows if it is unknown."""
-    found = {name: measure.in_fresh_process(peak_of_step, name, case, str(place), quick) for name in (FAIRSEQ, *names)}
-    base = found[FAIRSEQ]
+    """Measure peak MiB above the model and its gradients; no rows if it is unknown."""
+    peaks = {name: measure.in_fresh_process(peak_of_step, name, case, str(place), quick) for name in (FAIRSEQ, *names)}
+    base = peaks[FAIRSEQ]
     return [
         {
             **_labels(case, place, name),
@@ -124,24 +124,24 @@ def memory(case: Case, names: list[str], place: measure.Place, quick: bool) -> l
             "ratio": peak / base,
             "aim": MEMORY_AIMS.get(case) if name == "leap" and place.has_aims and not quick else None,
         }
-        for name, peak in found.items()
+        for name, peak in peaks.items()
         if base and peak is not None
     ]
 
 
 def peak_of_step(name: str, case: Case, place_name: str, quick: bool) -> int | None:
-    """Bytes; to be called in a separate process."""
+    """Peak bytes above the model and its gradients; to be called in a fresh process."""
     torch.set_num_threads(1)
     place = measure.Place.parse(place_name)
     model = make(name, place, quick, case.length)
-    _step(model, Case(64), place.device, tokens=64)  # the gradients, and what torch loads late
+    _step(model, Case(64), place.device, tokens=64)  # allocates gradients, and loads libraries
     with measure.peak_growth(place.device) as growth:
         _step(model, case, place.device)
     return growth()
 
 
 def _step(model: nn.Module, case: Case, device: torch.device, tokens: int = TOKENS) -> measure.Seconds:
-    """Seconds of loss and gradients of one batch; gradients are zeroed in place, as a trainer keeps their memory."""
+    """Time loss and gradients of one batch; gradients are zeroed in place, since a trainer keeps their memory."""
     model.zero_grad(set_to_none=False)
     batch = torch.randint(4, VOCABULARY, (tokens // case.length, case.length + 1), device=device)
     start = measure.clock(device)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...criterions.taught import checked
-from ...models.averaging import describe_checkpoint, load_checkpoint, save_checkpoint, updates_in_all
+from ...models.averaging import describe_checkpoint, load_checkpoint, save_checkpoint, total_updates
 from ...modules import BLOCKS
 from ...support.errors import LeapformerError
 from ...support.files import read_json, write_json
@@ -83,7 +83,7 @@ class Linearize:
         self.args: Namespace = self.teacher["cfg"]["model"]
         self.data = str(settings.data or self.args.data)
         self.about = describe_checkpoint(settings.path)
-        done = updates_in_all(self.teacher)
+        done = total_updates(self.teacher)
         self.updates = {
             ALIGN: settings.align_updates or round(ALIGN_SHARE * done),
             DISTILL: settings.distill_updates or round(DISTILL_SHARE * done),

@@ -1,4 +1,4 @@
-"""Composite scores as a table and a picture: accuracy against throughput, of our runs or of the papers' tables."""
+"""Composite scores of accuracy and throughput, as a table and a plot, for our runs or the papers' tables."""
 
 from __future__ import annotations
 
@@ -17,12 +17,18 @@ from . import tables
 from .protocols import BASELINE, LEAPFORMER, LUNA, NAMES, Protocol, Row, timed_rows
 from .rcp import PAPER_STD, Measured, Score, scores
 
-LENGTH = "4k"  # where the paper compares throughput
+LENGTH = "4k"  # tokens at which the papers compare throughput
 
 
 @dataclass(frozen=True)
 class Composite:
-    """Rows with what was measured, their scores, and where both are from."""
+    """Measured rows and their scores.
+
+    source:  where they are from, the heading of table and plot.
+    std:     "paper", "table" or a number, see `rcp.standard_deviation`.
+    printed: the RCP that a paper prints, by row.
+    untimed: average and RCPmem as printed, by title, of rows without a throughput.
+    """
 
     source: str
     std: str
@@ -30,10 +36,10 @@ class Composite:
     rows: Mapping[str, Measured]
     scores: Mapping[str, Score]
     printed: Mapping[str, float]
-    untimed: Mapping[str, tuple[float, float]]  # average and RCPmem as printed, of rows without a throughput, by title
+    untimed: Mapping[str, tuple[float, float]]
 
     def text(self) -> str:
-        """Markdown, best first."""
+        """The table in Markdown, best row first."""
         baseline = self.rows[BASELINE]
         order = sorted(self.scores, key=lambda name: -(self.scores[name].rcp or float("-inf")))
         lines = [[self.titles[BASELINE], f"{baseline.accuracy:.2f}", "1.00", "1.00" if baseline.memory else "–"]]
@@ -49,7 +55,7 @@ class Composite:
             headers, lines = headers[:-1], [line[:7] for line in lines]
         table = tabulate(lines, headers, tablefmt="github", disable_numparse=True)
         if self.untimed:
-            rest = [[title, *map(_written, found)] for title, found in self.untimed.items()]
+            rest = [[title, *map(_written, values)] for title, values in self.untimed.items()]
             headers = ["", "average accuracy", "RCPmem as printed"]
             table += "\n\nScores that the text gives, of rows for which no throughput is printed:\n\n"
             table += tabulate(rest, headers, tablefmt="github", disable_numparse=True)
@@ -62,16 +68,16 @@ class Composite:
         )
 
     def content(self) -> dict[str, Any]:
-        """The same for a machine."""
+        """The content of the table, for JSON."""
         rows = {
             name: {**asdict(row), **(asdict(self.scores[name]) if name in self.scores else {})}
             for name, row in self.rows.items()
         }
-        untimed = {title: {"accuracy": found[0], "rcpmem": found[1]} for title, found in self.untimed.items()}
+        untimed = {title: {"accuracy": accuracy, "rcpmem": mem} for title, (accuracy, mem) in self.untimed.items()}
         return {"source": self.source, "std": self.std, "rows": rows, **({"untimed": untimed} if untimed else {})}
 
     def points(self) -> list[Point]:
-        """Of figure 1 of both papers."""
+        """The points of figure 1 of both papers."""
         baseline = self.rows[BASELINE]
         return [
             (
@@ -84,14 +90,15 @@ class Composite:
         ]
 
     def draw(self, path: Path) -> None:
-        """Figure 1 of both papers, as a PNG."""
+        """Draw figure 1 of both papers as a PNG."""
         draw_tradeoff(self.points(), self.source, path)
 
 
 def published(std: str, paper: str) -> Composite:
-    """Of what a paper prints: LeaPformer's tables 1 and 2, or Luna's tables 1, its averages without Retrieval, and 2.
+    """Scores from what a paper prints: LeaPformer's tables 1 and 2, or Luna's (averages without Retrieval).
 
-    LeaPformer's memory is in labels of a figure only: here it is what RCPmem implies, so that this score is circular.
+    LeaPformer prints memory only as labels of a figure. Here it is what the printed RCPmem implies, so that this score
+    is circular.
     """
     about, note = tables.papers()[paper], ""
     rows, printed, untimed = {}, {}, {}
@@ -112,10 +119,14 @@ def published(std: str, paper: str) -> Composite:
 
 
 def measured(table: Mapping[str, Mapping[str, tables.Cell]], protocol: Protocol, bench: Path, std: str) -> Composite:
-    """Of our runs: averages over the tasks that all rows have, for Luna's figure 1 without Retrieval; a benchmark."""
+    """Scores of our runs: accuracy averaged over the tasks that all rows have, speed and memory from a benchmark.
+
+    Averages for Luna leave Retrieval out, as its figure 1 does. Raises LeapformerError if the rows share no task, or if
+    the benchmark has other models or none of the rows.
+    """
     shared = [task for task in protocol.tasks if all(task in row for row in table.values())]
     if not shared:
-        raise LeapformerError("no task that all rows have a result in; run more, or leave rows out")
+        raise LeapformerError("there is no task in which all rows have a result; run more, or leave rows out")
     if protocol.name == LUNA:
         shared = [task for task in shared if task not in tables.AVERAGES["without_retrieval"][1]] or shared
     timed = read_bench(bench)
@@ -124,11 +135,11 @@ def measured(table: Mapping[str, Mapping[str, tables.Cell]], protocol: Protocol,
     rows, left_out = {}, []
     for name, row in table.items():
         alike = (x for x in (name, *_same_cost(name, protocol, timed)) if x in timed.speeds)
-        if (found := next(alike, None)) is None:
+        if (row_of_bench := next(alike, None)) is None:
             left_out.append(titles[name])
         else:
             accuracy = fmean(row[task].mean for task in shared)
-            rows[name] = Measured(accuracy, timed.speeds[found], timed.memory.get(found))
+            rows[name] = Measured(accuracy, timed.speeds[row_of_bench], timed.memory.get(row_of_bench))
     if not rows:
         raise LeapformerError(f"--bench {bench}: none of the rows is in it; measure them with `leapformer bench lra`")
     source = (
@@ -140,27 +151,30 @@ def measured(table: Mapping[str, Mapping[str, tables.Cell]], protocol: Protocol,
 
 
 def _check_models(protocol: Protocol, bench: Bench, path: Path) -> None:
-    """Raise LeapformerError where one of our protocols has other models than those that were measured."""
-    own = LUNA if protocol.name == LUNA else LEAPFORMER
-    if protocol.name in NAMES and own != bench.protocol:
+    """Raise LeapformerError if one of our protocols has other models than those in the benchmark."""
+    models = LUNA if protocol.name == LUNA else LEAPFORMER
+    if protocol.name in NAMES and models != bench.protocol:
         raise LeapformerError(
             f"--bench {path}: it has the models of protocol {bench.protocol}; measure those of {protocol.name} with "
-            f"`leapformer bench lra --protocol {own}`"
+            f"`leapformer bench lra --protocol {models}`"
         )
 
 
 def _same_cost(name: str, protocol: Protocol, bench: Bench) -> list[str]:
-    """Rows of a benchmark that are trained with the same options; pooling costs nothing beside attention."""
+    """The rows of a benchmark with the same options except pooling, whose cost is negligible."""
 
     def options(row: Row) -> dict[str, Any]:
         return {option: value for option, value in row.train.items() if option != "pooling"}
 
-    own = protocol.rows.get(name)
-    return [x for x, row in timed_rows(bench.protocol).items() if own and options(row) == options(own)]
+    ours = protocol.rows.get(name)
+    return [x for x, row in timed_rows(bench.protocol).items() if ours and options(row) == options(ours)]
 
 
 class Bench(NamedTuple):
-    """Of a report of `leapformer bench lra`: the paper with the models, the longest length, steps a second and MiB."""
+    """Results of `leapformer bench lra` at its longest length, in tokens: steps per second and MiB by row.
+
+    `protocol` is the paper whose models were measured.
+    """
 
     protocol: str
     length: int
@@ -169,23 +183,23 @@ class Bench(NamedTuple):
 
 
 def read_bench(path: Path) -> Bench:
-    """What a report says of its longest length. Raises LeapformerError for a report of something else, or a part."""
-    found = read_json(path, ("softmax",), "give the lra.json of `leapformer bench lra`")
-    memory = found.get("memory", [])
-    if found.get("cases_left"):
-        raise LeapformerError(f"{path} was interrupted, {found['cases_left']} cases are left; measure it again")
+    """Read a report of `leapformer bench lra`. Raises LeapformerError if it is another file or incomplete."""
+    report = read_json(path, ("softmax",), "give the lra.json of `leapformer bench lra`")
+    memory = report.get("memory", [])
+    if report.get("cases_left"):
+        raise LeapformerError(f"{path} was interrupted, {report['cases_left']} cases are left; measure it again")
     needed = {"length", "device", "mechanism"}
-    if not found["softmax"] or not all(needed <= set(row) for row in (*found["softmax"], *memory)):
-        raise LeapformerError(f"{path} is no report of `leapformer bench lra` with a row of softmax; measure it again")
-    length, device = max(row["length"] for row in found["softmax"]), found["softmax"][0]["device"]
+    if not report["softmax"] or not all(needed <= set(row) for row in (*report["softmax"], *memory)):
+        raise LeapformerError(f"{path} is not a report of `leapformer bench lra` with softmax; measure it again")
+    length, device = max(row["length"] for row in report["softmax"]), report["softmax"][0]["device"]
 
     def at(rows: list[dict[str, Any]], name: str) -> dict[str, float]:
         here = [row for row in rows if row["length"] == length and row["device"] == device]
         return {row["mechanism"]: row[name] for row in here}
 
-    speeds = {name: 1e3 / ms for name, ms in at(found["softmax"], "ms").items()}
-    # earlier reports have one kind of models, and do not say which
-    protocol = found.get("options", {}).get("protocol", LEAPFORMER)
+    speeds = {name: 1e3 / ms for name, ms in at(report["softmax"], "ms").items()}
+    # Reports of older versions lack the protocol; there was only one.
+    protocol = report.get("options", {}).get("protocol", LEAPFORMER)
     return Bench(protocol, length, speeds, at(memory, "peak_mib"))
 
 

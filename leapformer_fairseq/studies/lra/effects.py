@@ -1,4 +1,4 @@
-"""What a published flaw changes: accuracies of the same rows with and without it."""
+"""The effects of published flaws: accuracies of the same rows with and without a quirk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tables import NOTE, TITLES, Cell, cells, written
 
 @dataclass(frozen=True)
 class Effect:
-    """Test accuracies of a row in a task, before a change of quirks and after it."""
+    """Test accuracies of a row in a task, before and after a change of quirks."""
 
     change: str
     task: str
@@ -26,18 +26,18 @@ class Effect:
 
     @property
     def points(self) -> float:
-        """By how much the mean over seeds changes."""
+        """The change of the mean over seeds, in percentage points."""
         return self.after.mean - self.before.mean
 
     @property
     def p(self) -> float | None:
-        """Of Welch's t-test over seeds; None where one side has a single seed."""
+        """p of Welch's t-test over seeds; None if one side has a single seed."""
         samples = self.before.accuracies, self.after.accuracies
         return float(ttest_ind(*samples, equal_var=False).pvalue) if min(map(len, samples)) > 1 else None
 
 
 def effects(base: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> list[Effect]:
-    """The rows and tasks that both have. Raises LeapformerError where nothing can be compared."""
+    """Compare the rows and tasks that both have. Raises LeapformerError if nothing can be compared."""
     before, after = cells(base), cells(other)
     (first, old), (second, new) = ((results[0]["protocol"], results[0]["quirks"]) for results in (base, other))
     if first != second:
@@ -53,29 +53,30 @@ def effects(base: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]
     return [Effect(change, task, row, before[row][task], after[row][task]) for task, row in shared]
 
 
-def table(found: Sequence[Effect], protocol: Protocol) -> str:
-    """Markdown: mean and standard deviation over seeds, before and after."""
+def table(changes: Sequence[Effect], protocol: Protocol) -> str:
+    """A table in Markdown: mean and standard deviation over seeds, before and after."""
     lines = [
-        [one.change, TITLES[one.task], protocol.rows[one.row].title, written(one.before), written(one.after)]
-        + [f"{one.points:+.2f}", "–" if one.p is None else f"{one.p:.2f}"]
-        for one in found
+        [effect.change, TITLES[effect.task], protocol.rows[effect.row].title]
+        + [written(effect.before), written(effect.after)]
+        + [f"{effect.points:+.2f}", "–" if effect.p is None else f"{effect.p:.2f}"]
+        for effect in changes
     ]
     headers = ["change", "task", "", "as in the protocol", "changed", "points", "p"]
     text = tabulate(lines, headers, tablefmt="github", disable_numparse=True)
     return f"{text}\n\np: Welch's t-test over seeds. {NOTE}\n"
 
 
-def content(found: Sequence[Effect]) -> list[dict[str, Any]]:
-    """The same for a machine."""
+def content(changes: Sequence[Effect]) -> list[dict[str, Any]]:
+    """The content of the table, for JSON."""
     return [
         {
-            "change": one.change,
-            "task": one.task,
-            "row": one.row,
-            "before": list(one.before.accuracies),
-            "after": list(one.after.accuracies),
-            "points": round(one.points, 4),
-            "p": None if one.p is None else round(one.p, 4),
+            "change": effect.change,
+            "task": effect.task,
+            "row": effect.row,
+            "before": list(effect.before.accuracies),
+            "after": list(effect.after.accuracies),
+            "points": round(effect.points, 4),
+            "p": None if effect.p is None else round(effect.p, 4),
         }
-        for one in found
+        for effect in changes
     ]

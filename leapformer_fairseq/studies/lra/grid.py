@@ -1,4 +1,4 @@
-"""A grid of trainings: protocol by task, row and seed, each in a folder of its own, resumed where it was interrupted.
+"""The trainings of a protocol, a grid of tasks, rows and seeds; interrupted ones are resumed.
 
 OUT/TASK/ROW-seedN holds train.log, test.log, checkpoints and, when it is finished, result.json.
 """
@@ -32,7 +32,7 @@ BEST = "checkpoint_best.pt"
 
 
 class Cell(NamedTuple):
-    """One training."""
+    """A training."""
 
     task: str
     row: str
@@ -45,7 +45,13 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """Trainings of a protocol with data in a folder for each task, results in `out`."""
+    """The trainings of a protocol.
+
+    data:   a folder with a folder for each task.
+    out:    the folder of the results.
+    quirks: flaws of the released code to reproduce.
+    more:   more options of `leapformer train`.
+    """
 
     protocol: Protocol
     data: Path
@@ -55,18 +61,18 @@ class Grid:
 
     @property
     def record(self) -> str:
-        """What must be the same for all trainings in `out`."""
+        """The options that all trainings in `out` have in common."""
         quirks = ",".join(self.quirks) or "none"
         return " ".join(["--protocol", self.protocol.name, "--quirks", quirks, *self.more])
 
     def cells(self, tasks: Sequence[str], rows: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
-        """All trainings, seeds outermost, so that a first table is there soon. Raises LeapformerError for names."""
+        """All trainings, seeds outermost, so that a first table comes soon. Raises LeapformerError for wrong names."""
         check_names("tasks", tasks, self.protocol.tasks, self.protocol)
         check_names("attention", rows, self.protocol.rows, self.protocol)
         return [Cell(task, row, seed) for seed in seeds for row in rows for task in tasks]
 
     def check_data(self, task: str) -> None:
-        """Raise LeapformerError where the data of a task is missing or has other flaws than asked for."""
+        """Raise LeapformerError if the data of a task is missing, or was prepared with other quirks."""
         folder, wanted = self.data / task, data_quirks(task, self.quirks)
         state = folder / prepared.STATE
         if not state.is_file():
@@ -75,10 +81,10 @@ class Grid:
                 f"{self.protocol.name}`"
             )
         about = read_json(state, ("options", "summary"), "prepare the data again")
-        found = about["options"].get("quirks")
-        if about["summary"] is None or found != wanted:
-            had = "it is not finished" if about["summary"] is None else f"it has the quirks {found}, not {wanted}"
-            raise LeapformerError(f"--data {folder}: {had}; prepare it in another folder")
+        quirks = about["options"].get("quirks")
+        if about["summary"] is None or quirks != wanted:
+            reason = "it is not finished" if about["summary"] is None else f"it has the quirks {quirks}, not {wanted}"
+            raise LeapformerError(f"--data {folder}: {reason}; prepare it in another folder")
         same = about["summary"]["valid"]["checksum"] == about["summary"]["test"]["checksum"]
         if same and prepare.DEV not in self.quirks:
             raise LeapformerError(
@@ -86,7 +92,7 @@ class Grid:
             )
 
     def keep_protocol(self) -> None:
-        """Write the protocol into `out`. Raises LeapformerError where another one of the same name is there."""
+        """Write the protocol to `out`. Raises LeapformerError if another version of it is there."""
         path, content = self.out / PROTOCOL, self.protocol.content()
         if path.is_file() and _without_titles(read_json(path)) != _without_titles(json.loads(json.dumps(content))):
             raise LeapformerError(
@@ -99,7 +105,7 @@ class Grid:
         return self.out / cell.name
 
     def command(self, cell: Cell) -> list[str]:
-        """The training of a cell."""
+        """The command that trains a cell."""
         options = {
             "task": "leapformer_classification",
             "criterion": "leapformer_classification",
@@ -107,7 +113,7 @@ class Grid:
             "maximize-best-checkpoint-metric": True,
             "no-epoch-checkpoints": True,
             "keep-interval-updates": 1,
-            "validate-interval": 1_000_000,  # by updates, not by epochs
+            "validate-interval": 1_000_000,  # epochs; validation and checkpoints go by updates
             "save-interval": 1_000_000,
             "log-format": "json",
             "log-interval": 20,
@@ -115,32 +121,33 @@ class Grid:
             "seed": cell.seed,
         }
         options["save-interval-updates"] = options["validate-interval-updates"]
-        own = ["--save-dir", str(self.folder(cell))]
-        return [*trainings.PROGRAM, "train", str(self.data / cell.task), *words(options), *self.more, *own]
+        # After the user's options: the folder of a cell is not theirs to change.
+        save = ["--save-dir", str(self.folder(cell))]
+        return [*trainings.PROGRAM, "train", str(self.data / cell.task), *words(options), *self.more, *save]
 
     def test_command(self, cell: Cell) -> list[str]:
-        """The evaluation of the best checkpoint of a cell."""
+        """The command that tests the best checkpoint of a cell."""
         options = {
             "task": "leapformer_classification",
             "path": self.folder(cell) / BEST,
             "valid-subset": "test",
             "batch-size": self.protocol.options(cell.task, cell.row, self.quirks)["batch-size"],
             "log-format": "simple",
-            "model-overrides": "{'valid_examples': 0}",
+            "model-overrides": "{'valid_examples': 0}",  # all examples, also with the quirk first-dev-batches
         }
         return [*trainings.PROGRAM, "validate", str(self.data / cell.task), *words(options)]
 
     def result(self, cell: Cell) -> dict[str, Any] | None:
-        """What a finished training left. Raises LeapformerError when it is damaged."""
+        """The result of a training; None if it is not finished. Raises LeapformerError if the file is damaged."""
         path = self.folder(cell) / RESULT
         return read_json(path, FIELDS, "delete it, and the run is repeated") if path.is_file() else None
 
     def work(
         self, cell: Cell, watch: Callable[[Cell, str], None], ended: Callable[[Cell, str], None]
     ) -> trainings.Work:
-        """Train and test; `watch` gets every development accuracy, `ended` the reason of a failure or ""."""
+        """Train and test; `watch` receives every development accuracy, `ended` the reason of a failure or ""."""
 
-        def look(entry: dict[str, Any]) -> None:
+        def read(entry: dict[str, Any]) -> None:
             if "valid_accuracy" in entry:
                 watch(cell, entry["valid_accuracy"])
 
@@ -149,21 +156,21 @@ class Grid:
             folder.mkdir(parents=True, exist_ok=True)
             for name, command in (("train.log", self.command(cell)), ("test.log", self.test_command(cell))):
                 start = trainings.size_of(folder / name)
-                status = yield trainings.Process(command, folder / name, look, trainings.environment(1))
+                status = yield trainings.Process(command, folder / name, read, trainings.environment(1))
                 if status:
                     raise trainings.failure(folder / name, start, status)
-            write_json(folder / RESULT, self._found(cell))
+            write_json(folder / RESULT, self._collect(cell))
             for checkpoint in folder.glob("checkpoint_[!b]*.pt"):
-                checkpoint.unlink()  # what only a resumed training needs
+                checkpoint.unlink()  # all but the best: only needed to resume
             ended(cell, "")
         except LeapformerError as error:
             ended(cell, str(error))
 
-    def _found(self, cell: Cell) -> dict[str, Any]:
+    def _collect(self, cell: Cell) -> dict[str, Any]:
         folder, labels = self.folder(cell), Split(self.data / cell.task, "test").labels
         scores = score_validation(folder / "test.log", len(labels))["scores"]
         best = describe_checkpoint(folder / BEST)
-        return {
+        return {  # `collect` needs no other file of the training, so checkpoints may be deleted
             **cell._asdict(),
             "protocol": self.protocol.name,
             "quirks": list(self.quirks),
@@ -175,12 +182,12 @@ class Grid:
             "speed": trainings.speed(folder / "train.log", "ups"),
             "parameters": best["parameters"],
             "cores": os.cpu_count(),
-            "signature": signature(threads=1),  # of the training, see `environment`
+            "signature": signature(threads=1),  # of the training process, see `trainings.environment`
         }
 
 
 def _without_titles(content: dict[str, Any]) -> dict[str, Any]:
-    """What decides how trainings go."""
+    """The parts of a protocol that affect training."""
     rows = {name: {**row, "title": ""} for name, row in content["rows"].items()}
     return {**content, "title": "", "rows": rows}
 
@@ -191,9 +198,10 @@ def _best_accuracy(log: Path) -> float | None:
 
 
 def collect(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], Protocol]:
-    """The results in some folders, and their protocol.
+    """Collect the results in some folders, and their protocol.
 
-    Raises LeapformerError when there is none, for runs of different commands, and for two of one task, row and seed.
+    Raises LeapformerError if there are none, for runs with different options, and for two results of a task, row and
+    seed.
     """
     paths = sorted(path for folder in folders for path in folder.glob(f"*/*/{RESULT}"))
     if not paths:
@@ -219,9 +227,9 @@ def _checked(folder: Path) -> Path:
 def make_data(
     protocol: Protocol, task: str, root: Path | None, data: Path, quirks: Sequence[str], corpora: Path
 ) -> Iterator[list[str]]:
-    """The commands of `leapformer` that make the arrays of a task: from `root`, or generated in `corpora`.
+    """Iterate over the commands of `leapformer` that make the arrays of a task: from `root`, or generated in `corpora`.
 
-    Raises LeapformerError for a task that is neither generated by the protocol nor given.
+    Raises LeapformerError for a task that the protocol does not generate if there is no `root`.
     """
     if task in protocol.corpus:
         root = corpora / task

@@ -1,9 +1,9 @@
-"""Protocols of Long Range Arena: files that say how every task and row is trained, each value with its source.
+"""Protocols of Long Range Arena: files that say how each task and row is trained, with a source for each value.
 
 A protocol is a YAML file with `title`, `seeds`, `quirks`, `train` (options of `leapformer train` for all), `tasks` and
-`rows` (options of each), and for tasks that are generated `corpus` (options of `leapformer corpus`). Of a row, `tasks`
-has options that hold in some task only. What it does not have is that of its `base`, one of ours or a file beside it;
-null takes a row or task of the base away, and `keep` names the rows of the base that stay.
+`rows` (options of each), and `corpus` (options of `leapformer corpus` for generated tasks). In a row, `tasks` has
+options for some tasks only. A protocol inherits from its `base`, one of ours or a file beside it: null removes a row or
+task of the base, and `keep` names the rows of the base to keep.
 """
 
 from __future__ import annotations
@@ -20,41 +20,45 @@ from ...support.errors import LeapformerError
 
 FOLDER = Path(__file__).with_name("protocols")
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
-LEAPFORMER, LUNA = "leapformer", "luna"  # those of the papers, with the models of each
+LEAPFORMER, LUNA = "leapformer", "luna"  # the papers' protocols
 BASELINE = "softmax"
-INTERVALS = 20  # validations of a training
+INTERVALS = 20  # validations per training, unless the protocol says otherwise
 Options = Mapping[str, Any]
 
 
 class Quirk(NamedTuple):
-    """A flaw of released code: what it is, and the options that bring it back, in some tasks or rows only.
+    """A flaw of released code.
 
-    A function as a value gets the options so far.
+    what:    a description.
+    options: the options that reproduce it, for all tasks, or by task. A function computes the value from the options so
+             far.
+    rows:    it concerns only rows whose names begin with this.
     """
 
     what: str
     options: Options | Mapping[str, Options]
-    rows: str = ""  # their names begin with it
+    rows: str = ""
 
 
-def _one_position_less(found: Options) -> int:
-    """No room for the mark before a picture; of the benchmark's 1,024 pixels where the task does not say how many."""
-    return int(found.get("max-positions", 1025)) - 1
+def _one_position_less(options: Options) -> int:
+    """No room for the mark before an image; by default for the benchmark's 1,024 pixels and the mark."""
+    return int(options.get("max-positions", 1025)) - 1
 
 
-def _one_pixel_less(found: Options) -> int:
-    return int(found["max-positions"]) - 1
+def _one_pixel_less(options: Options) -> int:
+    return int(options["max-positions"]) - 1
 
 
-def _padded_mean(found: Options) -> str:
-    """The mean of Y_P has no padding in it."""
-    return "packed" if found.get("pooling") == "packed" else "padded-mean"
+def _padded_mean(options: Options) -> str:
+    """Pooling with padding, except for Luna's mean of Y_P, which contains none."""
+    return "packed" if options.get("pooling") == "packed" else "padded-mean"
 
 
 _TAKEN_BY_MARK = {"max-positions": _one_position_less, "longest": _one_pixel_less}
-_PADDED = {"listops": 2048, "text": 4096, "retrieval": 4096, "pathfinder": 0, "image": 0}  # lengths of the release
+# lengths to which released code pads; images have one length
+_PADDED = {"listops": 2048, "text": 4096, "retrieval": 4096, "pathfinder": 0, "image": 0}
 
-#: beside those of the data, `prepare.QUIRKS`; options by task where they are not the same in all
+#: quirks of training; those of the data are in `prepare.QUIRKS`
 QUIRKS = {
     "mark-replaces-last": Quirk(
         "the mark before a picture takes the place of its last pixel",
@@ -62,7 +66,7 @@ QUIRKS = {
     ),
     "first-dev-batches": Quirk(
         "the development score is of the first batches only",
-        {
+        {  # batches * their size
             "listops": {"valid-examples": 62 * 32},
             "pathfinder": {"valid-examples": 156 * 128},
             "retrieval": {"valid-examples": 300 * 16},
@@ -83,7 +87,7 @@ QUIRKS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: its title, options of all tasks, and of some."""
+    """A row of the table: its title, options for all tasks, and further options by task."""
 
     title: str
     train: Options
@@ -92,7 +96,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How tasks and rows are trained; see the module."""
+    """A protocol, as described above."""
 
     name: str
     title: str
@@ -104,41 +108,41 @@ class Protocol:
     corpus: Mapping[str, Options]
 
     def content(self) -> dict[str, Any]:
-        """All of it, as `load` reads it from a file."""
+        """The protocol as a dictionary, in the form that `load` reads from a file."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     def options(self, task: str, row: str, quirks: Sequence[str]) -> dict[str, Any]:
-        """Options of `leapformer train`, later ones before earlier: of all, the task, the row, quirks."""
-        found = {**self.train, **self.tasks[task], **self.rows[row].train, **self.rows[row].tasks.get(task, {})}
+        """Options of `leapformer train`; the row overrides the task, which overrides all, and quirks override them."""
+        options = {**self.train, **self.tasks[task], **self.rows[row].train, **self.rows[row].tasks.get(task, {})}
         for quirk in (QUIRKS[name] for name in quirks if name in QUIRKS):
             by_task = any(name in prepare.TASKS for name in quirk.options)
             if row.startswith(quirk.rows):
                 for name, value in (quirk.options.get(task, {}) if by_task else quirk.options).items():
-                    found[name] = value(found) if callable(value) else value
-        updates = found["max-update"]
-        found.setdefault("validate-interval-updates", max(1, updates // INTERVALS))
-        if found.get("lr-scheduler") == "polynomial_decay":
-            found.setdefault("total-num-update", updates)
-        return found
+                    options[name] = value(options) if callable(value) else value
+        updates = options["max-update"]
+        options.setdefault("validate-interval-updates", max(1, updates // INTERVALS))
+        if options.get("lr-scheduler") == "polynomial_decay":
+            options.setdefault("total-num-update", updates)
+        return options
 
 
 def load(name: str) -> Protocol:
-    """A protocol of ours by name, or one in a file. Raises LeapformerError for what cannot be read or is incomplete."""
+    """Load one of our protocols by name, or a file. Raises LeapformerError if it is unreadable or incomplete."""
     path = _path(name)
     try:
-        found = _read(path)
+        content = _read(path)
         rows = {
-            row: Row(about["title"], about["train"], about.get("tasks", {})) for row, about in found["rows"].items()
+            row: Row(about["title"], about["train"], about.get("tasks", {})) for row, about in content["rows"].items()
         }
         protocol = Protocol(
-            found.get("name", path.stem),
-            found["title"],
-            tuple(found["seeds"]),
-            tuple(found["quirks"]),
-            found["train"],
-            found["tasks"],
+            content.get("name", path.stem),
+            content["title"],
+            tuple(content["seeds"]),
+            tuple(content["quirks"]),
+            content["train"],
+            content["tasks"],
             rows,
-            found.get("corpus", {}),
+            content.get("corpus", {}),
         )
     except OSError as error:
         raise LeapformerError(
@@ -160,62 +164,63 @@ def load(name: str) -> Protocol:
 
 
 def timed_rows(paper: str) -> Mapping[str, Row]:
-    """The rows that `leapformer bench lra` measures with the models of a paper; with LeaPformer's those of both."""
+    """The rows that `leapformer bench lra` measures with the models of a paper; LeaPformer's has those of both."""
     return load(LUNA if paper == LUNA else "corrected").rows
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A protocol's file with what its base has."""
-    found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    base = found.pop("base", None)
+    """Read a protocol's file, merged with its base."""
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    base = content.pop("base", None)
     if base is None:
-        return found
-    inherited, keep = _read(_path(base, path.parent)), found.pop("keep", None)
+        return content
+    inherited, keep = _read(_path(base, path.parent)), content.pop("keep", None)
     if keep is not None:
         inherited["rows"] = {name: inherited["rows"][name] for name in keep}
-    return _merged(inherited, found)
+    return _merge(inherited, content)
 
 
 def _path(name: str, folder: Path = Path()) -> Path:
     return FOLDER / f"{name}.yaml" if name in NAMES else folder / name
 
 
-def _merged(base: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(base)
-    for name, value in own.items():
-        if isinstance(value, Mapping) and isinstance(found.get(name), Mapping):
-            found[name] = _merged(found[name], value)
+def _merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of `base`, overridden by `changes`, or removed by None; mappings are merged key by key."""
+    merged = dict(base)
+    for name, value in changes.items():
+        if isinstance(value, Mapping) and isinstance(merged.get(name), Mapping):
+            merged[name] = _merge(merged[name], value)
         elif value is None:
-            found.pop(name, None)
+            merged.pop(name, None)
         else:
-            found[name] = value
-    return found
+            merged[name] = value
+    return merged
 
 
 def check_quirks(names: Sequence[str]) -> None:
     """Raise LeapformerError for an unknown quirk."""
-    known = {**prepare.QUIRKS, **QUIRKS}
+    choices = {**prepare.QUIRKS, **QUIRKS}
     for name in names:
-        if name not in known:
-            raise LeapformerError(f"--quirks {name}: choose from {', '.join(known)}, or none")
+        if name not in choices:
+            raise LeapformerError(f"--quirks {name}: choose from {', '.join(choices)}, or none")
 
 
-def check_names(flag: str, names: Sequence[str], known: Iterable[str], protocol: Protocol) -> None:
+def check_names(flag: str, names: Sequence[str], choices: Iterable[str], protocol: Protocol) -> None:
     """Raise LeapformerError for a task or row that the protocol does not have."""
     for name in names:
-        if name not in known:
-            raise LeapformerError(f"--{flag} {name}: protocol {protocol.name} has {', '.join(known)}")
+        if name not in choices:
+            raise LeapformerError(f"--{flag} {name}: protocol {protocol.name} has {', '.join(choices)}")
 
 
 def data_quirks(task: str, quirks: Sequence[str]) -> list[str]:
-    """Those of the quirks that change the data of a task."""
+    """The quirks that change the data of a task."""
     return sorted(name for name in quirks if name in prepare.QUIRKS and task in prepare.QUIRKS[name].tasks)
 
 
 def words(options: Options) -> list[str]:
-    """Options as on a command line; true ones without a value, false ones not at all."""
-    found = []
+    """Options as command-line words: True becomes a flag, False and None nothing."""
+    line = []
     for name, value in options.items():
         if value is not False and value is not None:
-            found += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return found
+            line += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return line

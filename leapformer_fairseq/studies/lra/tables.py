@@ -1,6 +1,6 @@
 """Tables of accuracies over tasks and seeds, beside what the papers print.
 
-A row at chance is marked: its accuracy could come from always naming the most frequent class of the test set.
+A row at chance is marked: always choosing the most frequent class of the test set could have its accuracy.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ TITLES = {
     "pathfinder": "Pathfinder",
     "image": "Image",
 }
-# of the benchmark: the share of the most frequent class in per cent, and the examples of the test set
+# the benchmark's test sets: share of the most frequent class in per cent, number of examples
 PUBLISHED = {
     "listops": (17.0, 2_000), "text": (50.0, 25_000), "retrieval": (50.0, 17_437), "pathfinder": (50.0, 20_000),
     "image": (10.0, 10_000),
 }  # fmt: skip
-AVERAGES = {  # by the name in published.json: the tasks that are left out
+AVERAGES = {  # name in published.json -> title, tasks that are left out
     "average": ("average", ()),
     "without_retrieval": ("without Retrieval", ("retrieval",)),
     "texts": ("ListOps, Text, Retrieval", ("image", "pathfinder")),
@@ -43,7 +43,7 @@ NOTE = f"{AT_CHANCE}: at chance (binomial test, p ≥ {SIGNIFICANCE}): it did no
 
 @dataclass(frozen=True)
 class Cell:
-    """Test accuracies of a row in a task, of each seed, in per cent."""
+    """Test accuracies of a row in a task, one per seed, and the share of the most frequent class, in per cent."""
 
     accuracies: tuple[float, ...]
     chance: float
@@ -59,20 +59,18 @@ class Cell:
 
     @property
     def learned(self) -> bool:
-        """Whether the accuracy is above chance, by a binomial test over the test set.
-
-        Seeds are tested on the same examples, so their mean is one sample and not several.
-        """
+        """Whether the accuracy is above chance, by a binomial test over the test set."""
+        # One sample for all seeds, since they are tested on the same examples.
         right = round(self.mean / 100 * self.examples)
         return bool(binomtest(right, self.examples, self.chance / 100, "greater").pvalue < SIGNIFICANCE)
 
 
 def cells(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Cell]]:
-    """By row and task. Raises LeapformerError for results of several protocols or quirks, which are no one table."""
+    """Group results by row and task. Raises LeapformerError for results of several protocols or quirks."""
     for name in ("protocol", "quirks"):
-        found = sorted({json.dumps(result[name]) for result in results})
-        if len(found) > 1:
-            raise LeapformerError(f"results of more than one {name} ({', '.join(found)}); give folders of one")
+        values = sorted({json.dumps(result[name]) for result in results})
+        if len(values) > 1:
+            raise LeapformerError(f"results of more than one {name} ({', '.join(values)}); give folders of one")
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for result in sorted(results, key=lambda result: result["seed"]):
         groups.setdefault((result["row"], result["task"]), []).append(result)
@@ -84,12 +82,12 @@ def cells(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Cell]]:
 
 
 def averages(row: Mapping[str, Cell], tasks: Sequence[str]) -> float | None:
-    """The mean over tasks; None where one is missing, or there is none."""
+    """The mean over tasks; None if one is missing, or if there are none."""
     return fmean(row[task].mean for task in tasks) if tasks and all(task in row for task in tasks) else None
 
 
 def accuracy_table(table: Mapping[str, Mapping[str, Cell]], protocol: Protocol, published: bool = True) -> str:
-    """Markdown: mean and standard deviation, chance, the average, and the papers' values in rows of their own."""
+    """A table in Markdown: mean and standard deviation, averages, chance; and one with the paper's values."""
     tasks = [task for task in protocol.tasks if any(task in row for row in table.values())]
     averaged = {
         title: [task for task in tasks if task not in without]
@@ -113,7 +111,7 @@ def accuracy_table(table: Mapping[str, Mapping[str, Cell]], protocol: Protocol, 
 
 
 def _kinds(protocol: str) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """The averages that the paper of a protocol prints; for other protocols with and without Retrieval."""
+    """The averages that the paper of a protocol prints; for other protocols, those with and without Retrieval."""
     rows = papers().get(protocol, papers()["luna"])["rows"].values()
     printed = {kind: at for kind, at in AVERAGES.items() if any(kind in row for row in rows)}
     if protocol not in papers():
@@ -122,7 +120,7 @@ def _kinds(protocol: str) -> dict[str, tuple[str, tuple[str, ...]]]:
 
 
 def published_table(paper: str) -> str:
-    """Markdown: the accuracies that a paper prints, and averages: of these, and as printed, where it has wrong ones."""
+    """A table in Markdown: a paper's accuracies and averages, both recomputed and as printed, since some are wrong."""
     about = papers()[paper]
     kinds = _kinds(paper)
     lines = []
@@ -140,14 +138,14 @@ def published_table(paper: str) -> str:
 
 
 def average(tasks: Sequence[str], accuracies: Sequence[float | None], without: Sequence[str] = ()) -> float | None:
-    """The mean over tasks, but for some of them; None where one is missing."""
-    found = [accuracy for task, accuracy in zip(tasks, accuracies, strict=True) if task not in without]
-    known = [accuracy for accuracy in found if accuracy is not None]
-    return fmean(known) if len(known) == len(found) else None
+    """The mean over all tasks except those in `without`; None if one is missing."""
+    chosen = [accuracy for task, accuracy in zip(tasks, accuracies, strict=True) if task not in without]
+    numbers = [accuracy for accuracy in chosen if accuracy is not None]
+    return fmean(numbers) if len(numbers) == len(chosen) else None
 
 
 def as_rows(table: Mapping[str, Mapping[str, Cell]]) -> list[dict[str, Any]]:
-    """The same for a machine: a dictionary for each row and task."""
+    """The content of the table for JSON: a dictionary for each row and task."""
     return [
         {
             "row": row,
@@ -167,12 +165,12 @@ def as_rows(table: Mapping[str, Mapping[str, Cell]]) -> list[dict[str, Any]]:
 
 @cache
 def papers() -> dict[str, Any]:
-    """What the papers print, by the name of the protocol."""
+    """The papers' printed tables, by the name of the protocol."""
     return json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
 
 
 def written(cell: Cell) -> str:
-    """Mean and standard deviation over seeds, marked where it is at chance."""
+    """Format mean and standard deviation over seeds, with a mark if at chance."""
     spread = "" if cell.std is None else f" ± {cell.std:.2f}"
     return f"{cell.mean:.2f}{spread}{'' if cell.learned else ' ' + AT_CHANCE}"
 

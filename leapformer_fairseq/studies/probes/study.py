@@ -17,7 +17,7 @@ from torch import nn
 from ...attention import OPTIONS, find
 from ...scoring.pictures.probes import draw_probes
 from ...support.errors import LeapformerError
-from ...support.files import locked_folder, made_folder, read_json, write_json, write_text
+from ...support.files import locked_folder, make_folder, read_json, write_json, write_text
 from ...support.processes import pool_of
 from ...support.progress import Watch, unwatched
 from . import RATES
@@ -144,7 +144,7 @@ def measure(study: Study, out: str | Path, signature: str, jobs: int = 1, watch:
     if jobs < 1:
         raise LeapformerError(f"--jobs {jobs}: give at least 1")
     folder = locked_folder(out, RECORD, {"updates": study.updates}, "study of probes", signature)
-    made_folder(folder / "runs")
+    make_folder(folder / "runs")
     runs = study.runs()
     left = [run for run in runs if not run.file(folder).is_file()]
     watch(len(runs) - len(left), len(runs))

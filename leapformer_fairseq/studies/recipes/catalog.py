@@ -1,4 +1,4 @@
-"""All recipes by name: data sets, and the papers' tables, which are recipes with one row per attention."""
+"""All recipes by name: data sets, and the papers' tables, which are recipes with a row per attention."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Job:
-    """A recipe with its settings, and the requested steps."""
+    """A recipe with its settings, and the requested steps; none means all."""
 
     recipe: Recipe
     steps: Sequence[str] = field(default_factory=tuple)
@@ -102,23 +102,23 @@ class Job:
 
 
 def tables() -> dict[str, Table]:
-    """All tables. Raises LeapformerError for a damaged file."""
-    found = {}
+    """Read the papers' tables from configs/tables.yaml. Raises LeapformerError if it is damaged."""
+    by_name = {}
     for name, about in configuration.read_yaml(configuration.configs() / "tables.yaml").items():
-        found[name] = Table(
+        by_name[name] = Table(
             about["recipe"],
             shlex.split(about.get("options", "")),
             about.get("steps", "").split(),
             about.get("rows", []),
             about.get("expect", []),
         )
-    return found
+    return by_name
 
 
 def parser_for(name: str, words: Sequence[str] = ()) -> tuple[Parser, dict[str, Any]]:
-    """The parser of a data set's recipe, with the defaults of the configuration that the words select."""
+    """Return the parser of a data set's recipe and the configuration that `words` select, whose values are defaults."""
     about, configured = _find(name), dict[str, Any]()
-    if about.paper:
+    if about.paper:  # found by hand, since the configuration is needed before the parser
         paper = about.paper
         for i, word in enumerate(words):
             if word == "--paper" and i + 1 < len(words):
@@ -129,17 +129,17 @@ def parser_for(name: str, words: Sequence[str] = ()) -> tuple[Parser, dict[str, 
 
 
 def start(name: str, words: Sequence[str], titles: Titles | None = None, **of_shell: Any) -> Job:
-    """The recipe of a data set with the options in `words`, and steps among them; `of_shell` is for `Shell`.
+    """Set up the recipe of a data set from command-line words, options and steps; `of_shell` are arguments of `Shell`.
 
-    Raises LeapformerError for wrong names, options and values.
+    Raises LeapformerError for wrong names, options and values, and for plans that no model supports.
     """
     parser, configured = parser_for(name, words)
     about = DATASETS[name]
     steps, words = parser.apart(words)
-    known = (*about.recipe.steps, *about.recipe.more_steps)
+    all_steps = (*about.recipe.steps, *about.recipe.more_steps)
     for step in steps:
-        if step not in known:
-            raise LeapformerError(f"{name} has no step {step}; choose from {', '.join(known)}, and quote lists")
+        if step not in all_steps:
+            raise LeapformerError(f"{name} has no step {step}; choose from {', '.join(all_steps)}, and quote lists")
     settings = parser.read(words)
     if settings.out is None:
         raise LeapformerError("no --out given; see --help")
@@ -153,19 +153,20 @@ def start(name: str, words: Sequence[str], titles: Titles | None = None, **of_sh
 
 
 def fill(name: str, words: Sequence[str], rows: Sequence[str], failed: Any, **of_shell: Any) -> list[str]:
-    """Train and evaluate the rows of a table, one after the other; return those that failed.
+    """Train and evaluate the rows of a table one by one; return the attentions of those that failed.
 
-    rows: instead of the table's; failed: called with each error.
+    `rows` replaces the attentions of the table, `failed` is called with each error. Raises LeapformerError for wrong
+    options, and for the error of a table that has a single run.
     """
     table = tables()[name]
     titles = Titles(name, rows or table.rows, table.expect)
     chosen: list[str | None] = [*(rows or table.rows)]
-    wrong = []
+    failures = []
     steps, options = parser_for(table.recipe)[0].apart(words)
     words = [*(steps or table.steps), *table.options, *options]
-    own = {row: ["--attention", row] if row else [] for row in chosen or [None]}
+    of_row = {row: ["--attention", row] if row else [] for row in chosen or [None]}
     # All rows are checked before the first one costs hours.
-    jobs = {row: start(table.recipe, [*words, *more], titles=titles, **of_shell) for row, more in own.items()}
+    jobs = {row: start(table.recipe, [*words, *more], titles=titles, **of_shell) for row, more in of_row.items()}
     for row, job in jobs.items():
         try:
             job.run_all()
@@ -173,8 +174,8 @@ def fill(name: str, words: Sequence[str], rows: Sequence[str], failed: Any, **of
             if row is None:
                 raise
             failed(error)
-            wrong.append(row)
-    return wrong
+            failures.append(row)
+    return failures
 
 
 def _find(name: str) -> DataSet:

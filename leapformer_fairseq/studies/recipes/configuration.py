@@ -1,13 +1,12 @@
 """Configurations of recipes, configs/DATASET/NAME.yaml: settings of the recipe and options for fairseq.
 
-    base: roberta                 values that are missing here come from that file
+    base: roberta                 another file, for what is missing here
     epochs: 10                    a setting, the default of `leapformer recipe DATASET --epochs`
     train:                        options of a command; one without a value is a flag
       lr: 5e-4
       share-all-embeddings:
 
-All values are text, as on a command line. In a checkout the files are in configs/, in an installed package next to this
-one.
+All values are text, as on a command line. The files are in configs/ of a checkout, or of the installed package.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ def configs() -> Path:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file of text and mappings."""
+    """Read a YAML file whose values are text, lists and mappings. Raises LeapformerError if it is damaged."""
     try:
-        found = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)  # noqa: S506  # makes nothing but text
+        content = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)  # noqa: S506  # creates text only
     except yaml.YAMLError as error:
-        raise LeapformerError(f"{path} is no YAML: {' '.join(str(error).split())}; mend it") from error
-    return found or {}
+        raise LeapformerError(f"{path} is not valid YAML: {' '.join(str(error).split())}; correct it") from error
+    return content or {}
 
 
 def names(dataset: str) -> list[str]:
@@ -49,9 +48,9 @@ def names(dataset: str) -> list[str]:
 
 
 def load(dataset: str, name: str) -> dict[str, Any]:
-    """Settings and options of a configuration, including those of its bases.
+    """Read the settings and options of a configuration, including those of its bases.
 
-    Raises LeapformerError if there is none of that name.
+    Raises LeapformerError if there is no such configuration.
     """
     path = configs() / dataset / f"{name}.yaml"
     if not path.is_file():
@@ -62,18 +61,18 @@ def load(dataset: str, name: str) -> dict[str, Any]:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    own = read_yaml(path)
-    base = own.pop("base", None)
-    return _merged(_load((path.parent / f"{base}.yaml").resolve()), own) if base else own
+    content = read_yaml(path)
+    base = content.pop("base", None)
+    return _merge(_load((path.parent / f"{base}.yaml").resolve()), content) if base else content
 
 
-def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Both, where they differ `own`, mappings by their keys."""
-    both = {**base, **own}
-    for key in base.keys() & own.keys():
-        if isinstance(base[key], dict) and isinstance(own[key], dict):
-            both[key] = _merged(base[key], own[key])
-    return both
+def _merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The values of `base`, overridden by `changes`; mappings are merged key by key."""
+    merged = {**base, **changes}
+    for key in base.keys() & changes.keys():
+        if isinstance(base[key], dict) and isinstance(changes[key], dict):
+            merged[key] = _merge(base[key], changes[key])
+    return merged
 
 
 def flags(options: Options) -> list[str]:

@@ -1,4 +1,4 @@
-"""Fine-tuning masked language models to classify sentences and pairs (GLUE) or to choose answers (RACE, CSQA)."""
+"""Fine-tunes masked language models to classify sentences and pairs (GLUE) or to choose answers (RACE, CSQA)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 GLUE = ("MNLI", "QNLI", "QQP", "SST-2")
 ACCURACY = ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
-# Examples longer than the model's positions are truncated; fairseq would skip them, also in validation.
+# 0 and 2 are <s> and </s>, between which RoBERTa reads sentences. Examples longer than the model's positions are
+# truncated; fairseq would skip them, also in validation.
 EXAMPLES = ["--init-token", "0", "--separator-token", "2", "--shorten-method", "truncate"]
 
 
 class FineTuning(Runs):
-    """Starts from the models of the recipe mlm and measures accuracy on sets of examples."""
+    """Starts from models of the recipe mlm, and measures accuracy on sets of examples."""
 
     option_lists = {
         "train": ("training", "--max-update 1000 --fp16"),
@@ -69,20 +70,20 @@ class FineTuning(Runs):
             raise LeapformerError("no --pretrained given; see --help")
 
     def pretrained(self, run: Run) -> Path:
-        """The checkpoint that fine-tuning starts from. Raises LeapformerError if there is none."""
-        found: Path = self.settings.pretrained or Path("PRETRAINED")
-        if found.is_dir() or self.shell.dry:
-            found /= f"{run.attention.run_folder(self.settings.pretrained_seed)}/model/checkpoint_best.pt"
-        if not (found.is_file() or self.shell.dry):
+        """The checkpoint that fine-tuning starts from. Raises LeapformerError if it does not exist."""
+        checkpoint: Path = self.settings.pretrained or Path("PRETRAINED")
+        if checkpoint.is_dir() or self.shell.dry:
+            checkpoint /= f"{run.attention.run_folder(self.settings.pretrained_seed)}/model/checkpoint_best.pt"
+        if not (checkpoint.is_file() or self.shell.dry):
             raise LeapformerError(
-                f"--pretrained {self.settings.pretrained}: there is no {found}; train it with the recipe mlm first"
+                f"--pretrained {self.settings.pretrained}: there is no {checkpoint}; train it with the recipe mlm first"
             )
-        return found
+        return checkpoint
 
     def model_options(self, run: Run) -> list[str]:
-        begin = ["--finetune-from-model", str(self.pretrained(run))]
+        warm_start = ["--finetune-from-model", str(self.pretrained(run))]
         plan = ["--encoder-self-attention", run.attention.plan]
-        return ["--num-classes", str(self.classes(run)), *EXAMPLES, *plan, *begin, *ACCURACY]
+        return ["--num-classes", str(self.classes(run)), *EXAMPLES, *plan, *warm_start, *ACCURACY]
 
     @property
     def marks(self) -> list[str]:
@@ -90,11 +91,11 @@ class FineTuning(Runs):
 
     @abstractmethod
     def classes(self, run: Run) -> int | str:
-        """The number of labels."""
+        """The number of labels; a placeholder in a dry run."""
 
     @abstractmethod
     def sets(self, run: Run) -> Mapping[str, tuple[str, Path]]:
-        """Evaluation sets by the name of their results: fairseq's name and the file of labels, which may not exist."""
+        """Evaluation sets: name of the results -> fairseq's name, file of labels, which may not exist."""
 
     def evaluations(self, run: Run) -> Mapping[str, list[str]]:
         sets = self.sets(run).items()
@@ -107,7 +108,7 @@ class FineTuning(Runs):
 
 
 class Glue(FineTuning):
-    """GLUE; every task has its own data and runs."""
+    """GLUE; each task has its own data and runs."""
 
     task_options = ("--task", "sentence_prediction", "--criterion", "sentence_prediction")
 
@@ -129,7 +130,7 @@ class Glue(FineTuning):
         return "CLASSES" if self.shell.dry else sum(1 for _ in read_lines(labels))
 
     def training_options(self, run: Run) -> list[str]:
-        """The options of the task, then all others, so that the command line has the last word."""
+        """The options of the task, then all others, so that the command line takes precedence."""
         return [*configuration.flags(self.settings.configured.get("task-settings", {}).get(run.task, {})),
                 *self.options("train")]  # fmt: skip
 
@@ -141,10 +142,10 @@ class Glue(FineTuning):
     def step_prepare(self) -> None:
         for task in self.tasks:
             text, binary = self.data / task / "text", self.data / task / "binary"
-            given = ["--vocabulary", self.vocabulary, *(["--download"] if self.downloads else [])]
+            options = ["--vocabulary", self.vocabulary, *(["--download"] if self.downloads else [])]
             self.shell.say(f"preparing {task} in {self.data / task}")
             self.shell.run(
-                self.shell.leapformer("prepare", "glue", task, self.settings.root, "--out", text, *given),
+                self.shell.leapformer("prepare", "glue", task, self.settings.root, "--out", text, *options),
                 self.shell.once(binary, self.binarise_task(text, binary)),
             )
 
@@ -165,9 +166,9 @@ class Glue(FineTuning):
 
 
 def _with_second(file: Path) -> str:
-    """A file as fairseq wants to have it, with the second one of MNLI, the mismatched, behind a comma."""
-    found = [path for path in (file, file.with_name(f"{file.name}1")) if path.is_file()]
-    return ",".join(map(str, found))
+    """A file in fairseq's notation, followed by a comma and MNLI's second (mismatched) file, if there is one."""
+    files = [path for path in (file, file.with_name(f"{file.name}1")) if path.is_file()]
+    return ",".join(map(str, files))
 
 
 class Choices(FineTuning):
@@ -193,7 +194,7 @@ class Choices(FineTuning):
         )
 
     def binarise_choices(self, text: Path, binary: Path) -> Work:
-        """Binarise the shared text, each choice, and the indices of the correct answers."""
+        """Binarise the shared text and each choice, and copy the indices of the correct answers."""
         for place in range(self.about.choices + 1):
             part = f"input{place}"
             files = {name: text / part / name for name in ("train", "valid", "test")}

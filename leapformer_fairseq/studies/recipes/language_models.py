@@ -1,4 +1,4 @@
-"""Language models and masked language models: text, one training run per attention and seed, perplexity."""
+"""Trains language models and masked language models, one per attention and seed, and measures perplexity."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LanguageModel(Runs):
 
     @staticmethod
     def add_sets(parser: Parser) -> None:
-        """Add the choice of what is scored."""
+        """Add the option for the texts to score."""
         parser.option(
             "--sets", "LIST", f"texts to score, in quotes, of {', '.join(SCORED)}: each is a row",
             list_of(one_of(*SCORED)), default="test",
@@ -64,11 +64,11 @@ class LanguageModel(Runs):
     def step_prepare(self) -> None:
         s, text, binary = self.settings, self.data / "text", self.data / "binary"
         files = [word for part in PARTS if getattr(s, part) for word in (f"--{part}", getattr(s, part))]
-        given = [*([s.root] if s.root else []), "--out", text, *files]
-        given += [f"--{flag.replace('_', '-')}" for flag in ("train_on_valid", "download") if getattr(s, flag)]
+        options = [*([s.root] if s.root else []), "--out", text, *files]
+        options += [f"--{flag.replace('_', '-')}" for flag in ("train_on_valid", "download") if getattr(s, flag)]
         self.shell.say(f"preparing {self.name} in {self.data}")
         self.shell.run(
-            self.shell.leapformer("prepare", self.name, *given),
+            self.shell.leapformer("prepare", self.name, *options),
             self.shell.once(binary, self.binarise(binary, {part: text / f"{part}.txt" for part in PARTS})),
         )
 
@@ -136,7 +136,7 @@ class OwnLanguageModel(LanguageModel):
 
 
 def prepare_subwords(recipe: Runs, more: list[object]) -> None:
-    """Prepare text in subwords, with a dictionary."""
+    """Prepare text in subwords with a dictionary; `more` are options of `leapformer prepare mlm`."""
     s, text, binary = recipe.settings, recipe.data / "text", recipe.data / "binary"
     files = {part: text / f"{part}.txt" for part in PARTS}
     recipe.shell.say(f"preparing the text in {recipe.data}")
@@ -196,7 +196,7 @@ class MaskedLanguageModel(Runs):
         return {"test": self.options("eval")}
 
     def evaluate(self, run: Run, checkpoint: Path, out: Path, options: list[str]) -> Work:
-        """The text is cut into full blocks, so that no line is too long, and the seed determines what is masked."""
+        # Text is cut into full blocks, so that no line is too long; the seed makes all models see the same masks.
         words = ("--task", "masked_lm", "--valid-subset", "test", "--sample-break-mode", "none", "--seed", 1)
         text = self.data / "text/test.txt"
         yield from self.validate(self.data / "binary", checkpoint, out, text, *words, *options)

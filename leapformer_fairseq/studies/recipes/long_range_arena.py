@@ -1,4 +1,4 @@
-"""Long Range Arena: from data to tables, scores and plots."""
+"""Long Range Arena from data to tables, scores and plots."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from ...support.files import read_json
 from .options import Parser, list_of, whole
 from .recipe import DataSet, Recipe
 
-BASELINE, MAPPED = "softmax", ("cosformer", "leap")  # what scores are relative to; figure 3 of the LeaPformer paper
+BASELINE = "softmax"  # composite scores are relative to it
+MAPPED = ("cosformer", "leap")  # rows of figure 3 of the LeaPformer paper
 
 
 class LongRangeArena(Recipe):
     """Trains and tests every task, row and seed of a protocol, using `leapformer lra`.
 
-    It then writes a table of accuracies next to the papers', the parameters of the rows, the re-weighting of cosFormer
-    and LeaPformer in ListOps, speed and memory, composite scores and figure 1.
+    Results: accuracies beside the papers', numbers of parameters, reweighting matrices of cosFormer and LeaPformer in
+    ListOps, speed and memory, composite scores, and figure 1.
     """
 
     steps = ("prepare", "train", "tables", "maps", "bench")
@@ -42,7 +43,7 @@ class LongRangeArena(Recipe):
         if not (self.settings.reduced or self.settings.protocol):
             raise LeapformerError("no --protocol and no --reduced given; see --help")
         if self.settings.attention:
-            from ..lra import protocols  # torch takes seconds, and not every command needs it
+            from ..lra import protocols  # imports torch, which takes seconds and which few commands need
 
             protocol = protocols.load(self.settings.protocol or "reduced")
             protocols.check_names("attention", self.settings.attention, protocol.rows, protocol)
@@ -101,7 +102,7 @@ class LongRangeArena(Recipe):
         self.shell.say(f"speed and memory, a quarter of an hour (progress in {self.results}/bench.log)")
         if not bench.is_file() or read_json(bench).get("cases_left") != 0:
             command = ("bench", "lra", "--protocol", models)
-            # With the allocator of the trainings, which this process does not have.
+            # A process of its own, since the memory allocator of trainings must be chosen at its start.
             log = self.results / "bench.log"
             self.shell.run(self.shell.logged(log, *command, "--out", self.results, threads=1))
         rows = self.settings.attention

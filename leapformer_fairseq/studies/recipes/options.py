@@ -1,4 +1,4 @@
-"""Options of recipes: defaults from a configuration, and errors on one line."""
+"""Command-line options of recipes, with errors on one line."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ...support.errors import LeapformerError
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises LeapformerError, and accepts any value for an option, even one that begins with --."""
+    """A parser that raises LeapformerError and accepts any value for an option, even one that begins with --."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **settings)
         self._with_value: set[str] = set()
 
     def option(self, name: str, metavar: str, help: str, check: Callable[[str], Any] = str, **more: Any) -> None:
-        """Add an option with a value."""
+        """Add an option with a value, which `check` converts."""
         self._with_value.add(name)
         self.add_argument(name, metavar=metavar, help=help, type=check, **more)
 
     def more(self, name: str, of: str, example: str) -> None:
-        """Add an option whose words extend the options of a command; repeated uses are concatenated."""
+        """Add an option whose words extend the options of the command `of`; repeated uses are concatenated."""
         help_text = f'more options for {of}, e.g. "{example}"'
         self.option(name, "TEXT", help_text, words, action="append", default=[])
 
@@ -33,19 +33,19 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(name, action="store_true", help=help)
 
     def apart(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Tell steps, which may stand anywhere, from options and their values."""
+        """Separate steps, which may stand anywhere, from options and their values."""
         steps, options = list[str](), list[str]()
         rest = iter(words)
         for word in rest:
             (options if word.startswith("-") else steps).append(word)
             unknown = word.startswith("--") and word.partition("=")[0] not in self._option_string_actions
-            if word in self._with_value or unknown:  # whose value is no step
+            if word in self._with_value or unknown:  # the value is not a step
                 options += [value for value in [next(rest, None)] if value is not None]
         return steps, options
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse the values. Raises LeapformerError for unknown options and wrong values."""
-        joined: list[str] = []
+        """Parse options. Raises LeapformerError for unknown ones and for wrong values."""
+        joined: list[str] = []  # argparse takes a value that begins with -- only as --option=value
         rest = iter(words)
         for word in rest:
             value = next(rest, None) if word in self._with_value else None
@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Shows defaults, where there is one."""
+    """Shows defaults, except empty ones."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         shown = action.default not in (None, False, "", [], argparse.SUPPRESS)
@@ -67,7 +67,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 def whole(least: int = 1) -> Callable[[str], int]:
-    """An integer of at least this value."""
+    """A check for integers of at least `least`."""
 
     def check(text: str) -> int:
         if not re.fullmatch(r"\d+", text) or int(text) < least:
@@ -78,14 +78,14 @@ def whole(least: int = 1) -> Callable[[str], int]:
 
 
 def positive(text: str) -> str:
-    """A number above 0, kept as written."""
+    """Check for a number above 0; it stays as written."""
     if not re.fullmatch(r"\d*\.?\d+", text) or not float(text):
         raise argparse.ArgumentTypeError(f"{text}: give a number above 0")
     return text
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """One of these values."""
+    """A check for one of these values."""
 
     def check(text: str) -> str:
         if text not in choices:
@@ -96,12 +96,12 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 
 def list_of(check: Callable[[str], Any] = str) -> Callable[[str], list[Any]]:
-    """Several values in quotes."""
+    """A check for a list of values, in quotes and separated by spaces."""
     return lambda text: [check(word) for word in text.split()]
 
 
 def words(text: str) -> list[str]:
-    """Options of a command, split as in a shell."""
+    """Split the options of a command as in a shell."""
     try:
         return shlex.split(text)
     except ValueError as error:

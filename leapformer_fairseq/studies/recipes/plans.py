@@ -1,4 +1,4 @@
-"""How recipes describe attention: a plan for each block, and options of its mechanisms."""
+"""The notation of recipes for attention: a plan for each block, and options of the mechanisms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCKS = ("encoder-self", "decoder-self", "decoder-cross")
 
 @dataclass(frozen=True)
 class Attention:
-    """One mechanism or plan for all blocks, or ENCODER/DECODER/CROSS; options follow after colons.
+    """A mechanism or plan for all blocks, or ENCODER/DECODER/CROSS, with options after colons.
 
     Examples: luna:luna-length=32 or softmax/abc-mlp/abc-mlp:abc-slots=32/8/32.
     """
@@ -34,26 +34,26 @@ class Attention:
     @property
     def blocks(self) -> tuple[str, ...]:
         """The plans of the three blocks."""
-        given = self.plan.split("/")
-        return (*given, *[given[-1]] * 3)[:3]
+        plans = self.plan.split("/")
+        return (*plans, *[plans[-1]] * 3)[:3]
 
     @property
     def options(self) -> list[str]:
         """The options as command-line words."""
-        return [word for name, value in self._given for word in (f"--{name}", *([value] if value else []))]
+        return [word for name, value in self._parsed for word in (f"--{name}", *([value] if value else []))]
 
     @property
-    def _given(self) -> list[tuple[str, str | None]]:
-        """Names of options without dashes, and values, None for a flag."""
+    def _parsed(self) -> list[tuple[str, str | None]]:
+        """Names of the options without dashes, and values; None for a flag."""
         parts = (option.partition("=") for option in self.text.split(":")[1:])
         return [(name, value if equals else None) for name, equals, value in parts]
 
     def check(self, masks: Mapping[str, Mask], configured: Mapping[str, str | None] | None = None) -> None:
-        """Raise LeapformerError for a plan that no model could be built with; `masks` has the blocks of the model.
+        """Raise LeapformerError for a plan with which no model can be built; `masks` are those of the model's blocks.
 
-        `configured` are other options of the training by name, which those after colons override.
+        `configured` are other options of the training by name; options after colons override them.
         """
-        from ...attention import OPTIONS  # torch takes seconds, and not every command needs it
+        from ...attention import OPTIONS  # imports torch, which takes seconds and which few commands need
         from ...modules.plan import check_plans
 
         parts = self.plan.count("/") + 1
@@ -63,13 +63,13 @@ class Attention:
         plans = dict(zip(BLOCKS, self.blocks, strict=True)) if every else dict.fromkeys(masks, self.plan)
         before = [(name, value) for name, value in (configured or {}).items() if name.replace("-", "_") in OPTIONS]
         try:
-            check_plans(plans, [*before, *self._given], masks, _model_options)
+            check_plans(plans, [*before, *self._parsed], masks, _model_options)
             self._check_encoder()
         except LeapformerError as error:
             raise LeapformerError(f"--attention {self.text}: {error}") from None
 
     def _check_encoder(self) -> None:
-        """Raise LeapformerError for chunks of the encoder that no model could have."""
+        """Raise LeapformerError for options of encoder chunks with which no model can be built."""
         words = [f"--{option}" for option in self.text.split(":")[1:] if option.startswith("encoder-")]
         if not words:
             return
@@ -82,7 +82,7 @@ class Attention:
         chunks_of(settings)
 
     def wait_k_masks(self) -> dict[str, Mask]:
-        """The blocks of a wait-k model, whose encoder may stream."""
+        """The masks of a wait-k model's blocks; the encoder may be a streaming one."""
         from ...attention import ChunkMask, PrefixMask
 
         streams = any(word in ("--encoder-causal", "--encoder-chunk-ms") for word in self.options)
@@ -90,7 +90,7 @@ class Attention:
 
     @property
     def encoder(self) -> Attention:
-        """The encoder's plan, used in all blocks."""
+        """The encoder's plan and options, as attention of all blocks."""
         return Attention(self.blocks[0] + self._tail)
 
     @property
@@ -110,22 +110,22 @@ class Attention:
 
     @property
     def title(self) -> str:
-        """What a report calls it."""
+        """The name in reports."""
         return attention_title(self.text)
 
     @property
     def needs_length(self) -> bool:
-        """Whether a decoder block has a mechanism that needs the target's length."""
+        """Whether a decoder block has a mechanism that needs the target length."""
         return any("cosformer" in plan for plan in self.blocks[1:])
 
     @property
     def guesses_length(self) -> bool:
-        """Whether that mechanism takes lengths in steps where the true ones are unknown."""
-        return self.needs_length and any(name == "cosformer-step" and value != "0" for name, value in self._given)
+        """Whether this mechanism guesses unknown lengths, in steps of `--cosformer-step`."""
+        return self.needs_length and any(name == "cosformer-step" and value != "0" for name, value in self._parsed)
 
     @property
     def folder(self) -> str:
-        """The folder name of a run with this attention."""
+        """The folder name of runs with this attention."""
         return self.text.translate(str.maketrans("/,*:=", "+____"))
 
     def run_folder(self, seed: int) -> str:
@@ -134,7 +134,7 @@ class Attention:
 
 
 def _model_options() -> set[str]:
-    """The options of all our models, without dashes."""
+    """The names of the options of all our models, without dashes."""
     from fairseq.models import MODEL_REGISTRY
 
     from ... import register

@@ -19,9 +19,9 @@ from .speech import train_speech, translate_offline
 if TYPE_CHECKING:
     from ...attention import Mask
 
-BATCH = 4000  # frames of an update, whatever the number of processes
-MOST_PROCESSES = 4  # that share a batch; more would have too few sentences each
-UPDATES = {"full": (1200, 2300), "fast": (20, 50)}  # of recognition and of translation
+BATCH = 4000  # frames per update, whatever the number of processes
+MOST_PROCESSES = 4  # that share a batch; with more, each would have too few sentences
+UPDATES = {"full": (1200, 2300), "fast": (20, 50)}  # of recognition and translation
 # At most 10 tokens per second of audio, plus 10, to stop a model that loops.
 LENGTH = ("--max-len-a", "0.1", "--max-len-b", "10")
 LAGGING = r"[1-9]\d*(-[1-9]\d*)?(,offline)?"
@@ -34,7 +34,7 @@ def _lagging(text: str) -> str:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -138,6 +138,7 @@ class Quickstart(Recipe):
         folder, updates = self.folder(attention), UPDATES[self.size][1]
         begin = self.recogniser(attention) / "checkpoint_last.pt"
         self.shell.say(f"training wait-k translation ({updates:,} updates)")
+        # A decision every 7 states of 40 ms, which is as long as a chunk of the default encoder.
         with self.shell.folder(folder, self.trained("--attention", attention)):
             yield from self.train(
                 "st", folder, folder / "st", updates, *attention.flags, "--arch", "leapformer_simulst_tiny",
@@ -181,7 +182,10 @@ class Quickstart(Recipe):
 
 
 def next_steps(out: Path, attention: Attention, checkpoint: Path, data: Path) -> tuple[str, str, str]:
-    """What was trained, how to listen to it, and how to train one's own, to be typed in the current folder."""
+    """Lines that say what was trained, how to translate live, and how to train a model of one's own.
+
+    Commands are to be typed in the current folder.
+    """
     out, checkpoint, data, program = map(_shown, (out, checkpoint, data, Path(sys.executable).with_name("leapformer")))
     return (
         f"trained: {attention.title}, in {checkpoint}; see {out}/report.md, scores.json, curve.png",
@@ -191,5 +195,5 @@ def next_steps(out: Path, attention: Attention, checkpoint: Path, data: Path) ->
 
 
 def _shown(path: Path) -> Path:
-    """Relative to the current folder, where it is in there."""
+    """The path, relative to the current folder if it is inside."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

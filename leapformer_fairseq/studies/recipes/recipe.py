@@ -20,7 +20,7 @@ from .shell import LAUNCHERS, Launcher, Shell
 if TYPE_CHECKING:
     from ...attention import Mask
 
-LIMITS = ("--num-workers", "1", "--required-batch-size-multiple", "1")  # of every evaluation
+LIMITS = ("--num-workers", "1", "--required-batch-size-multiple", "1")  # in every evaluation
 REPEATED = (
     "Repeat the command to resume. If an option of fairseq is repeated, the last value counts, so all of the "
     "configuration can be overridden."
@@ -33,10 +33,12 @@ ATTENTION = (
 
 @dataclass(frozen=True)
 class DataSet:
-    """The data set that a recipe works on.
+    """A data set and its recipe.
 
-    paper: its default configuration
-    holds: the files in --root
+    paper:   the default configuration.
+    holds:   the files in --root, for --help.
+    sets:    test sets.
+    choices: answers per question, in multiple choice.
     """
 
     title: str
@@ -48,10 +50,12 @@ class DataSet:
 
 
 class Recipe(ABC):
-    """The way from a data set to models and scores: one method per step, whose name begins with `step_`.
+    """The steps from a data set to models and scores, each a method whose name begins with `step_`.
 
-    option_lists: options of fairseq in the configuration, which --NAME-options extend
-    launched:     the default launcher, for --help
+    steps:        all steps, in order, which run by default.
+    more_steps:   steps that run only if named.
+    option_lists: lists of options for a command: name -> command, example; --NAME-options extend the configuration's.
+    launched:     the default launcher, for --help.
     """
 
     steps: ClassVar[tuple[str, ...]] = ("prepare", "train", "evaluate")
@@ -73,47 +77,49 @@ class Recipe(ABC):
 
     @classmethod
     def own_processes(cls, settings: argparse.Namespace) -> int:
-        """How many processes train one model where the user leaves that to the recipe; more than one: by torchrun."""
+        """The number of processes that train a model unless the user chooses it; more than one are run by torchrun."""
         return 1
 
     def check(self) -> None:  # noqa: B027  # most have nothing to check
         """Raise LeapformerError for incompatible settings."""
 
     def attentions(self) -> Sequence[Attention]:
-        """What --attention asks for."""
-        given = getattr(self.settings, "attention", None) or []
-        return [one for one in (given if isinstance(given, list) else [given]) if isinstance(one, Attention)]
+        """The attentions that --attention selects."""
+        value = getattr(self.settings, "attention", None) or []
+        return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, Attention)]
 
     def masks(self, attention: Attention) -> Mapping[str, Mask]:
-        """The attention blocks of the models, with what queries see where that limits the choice."""
+        """The attention blocks of the models, with the masks that limit the choice of mechanisms."""
         return dict.fromkeys(BLOCKS)
 
     def check_data(self) -> None:  # noqa: B027
         """Raise LeapformerError before data preparation if the data is missing."""
 
     def options(self, name: str) -> list[str]:
-        """Options for fairseq: those of the configuration, then those of the command line."""
-        given = getattr(self.settings, f"{name}_options", [])
-        return [*configuration.flags(self.settings.configured.get(name, {})), *(word for one in given for word in one)]
+        """The options for a command: those of the configuration, then those of the command line."""
+        configured = configuration.flags(self.settings.configured.get(name, {}))
+        typed = [word for words in getattr(self.settings, f"{name}_options", []) for word in words]
+        return [*configured, *typed]
 
     @property
     def training_values(self) -> dict[str, str | None]:
-        """Options that models are trained with beside their attention, by name; None for a flag."""
+        """The options of trainings besides the attention, by name; None for a flag."""
+        # Not self.options: a subclass may add values that it measures on prepared data.
         words = [word for name in ("train", "st") if name in self.option_lists for word in Recipe.options(self, name)]
-        found: dict[str, str | None] = {}
+        values: dict[str, str | None] = {}
         for word, following in pairwise([*words, "--"]):
             if word.startswith("--"):
                 name, equals, value = word[2:].partition("=")
-                found[name] = value if equals else None if following.startswith("--") else following
-        return found
+                values[name] = value if equals else None if following.startswith("--") else following
+        return values
 
     @property
     def downloads(self) -> bool:
-        """Whether the data is to be downloaded to --root."""
+        """Whether to download the data to --root."""
         return getattr(self.settings, "download", False)
 
     def need_root(self, what: str = "--root") -> None:
-        """Raise LeapformerError unless --root, which messages call `what`, is a folder or the target of a download."""
+        """Raise LeapformerError unless --root (`what` in messages) is a folder or the target of a download."""
         root: Path | None = self.settings.root
         if root is None and self.downloads:
             raise LeapformerError("--download needs --root, the folder to put the data into; see --help")
@@ -124,7 +130,7 @@ class Recipe(ABC):
 
     # ---------------------------------------------------------------------------------------------------------- steps
     def run(self, steps: Iterable[str]) -> None:
-        """Run some steps. Raises LeapformerError with the reason if one fails."""
+        """Run steps. Raises LeapformerError with the reason if one fails."""
         steps = list(steps)
         if "prepare" in steps and not self.shell.dry:
             self.check_data()
@@ -139,13 +145,13 @@ class Recipe(ABC):
         return ()
 
     def average(self, folder: Path, checkpoint: Path) -> Work:
-        """Average the last --average epochs in a folder, unless this is done."""
+        """Average the last --average epochs of a training, unless this has been done."""
         if not checkpoint.is_file():
             options = ["--inputs", folder, "--last", self.settings.average, "--output", checkpoint]
             yield from self.shell.leapformer("average", *options)
 
     def validate(self, data: Path, checkpoint: Path, out: Path, examples: Path, *words: object) -> Work:
-        """Run fairseq-validate on `examples`, one per line, and write the scores in its log to out/scores.json."""
+        """Run fairseq-validate and write the scores from its log to out/scores.json; `examples` has one per line."""
         log = out / "validate.log"
         yield from self.shell.logged(
             log, "validate", data, "--path", checkpoint, *LIMITS, "--log-format", "simple", *words
@@ -178,12 +184,15 @@ class Titles:
 
 
 def add_root(parser: Parser, holds: str) -> None:
-    """Add the folder of the data, which only the step `prepare` reads."""
+    """Add --root, the folder of the data, which only the step `prepare` reads."""
     parser.option("--root", "DIR", f"the data, a folder that holds {holds} (only to prepare)", Path)
 
 
 def parser_of(name: str, about: DataSet, configured: Mapping[str, Any]) -> Parser:
-    """The parser of a data set's recipe, with the defaults of a configuration."""
+    """Build the parser of a data set's recipe, with the defaults of a configuration.
+
+    Raises LeapformerError if the configuration has an unknown setting.
+    """
     kind = about.recipe
     others = kind.more_steps
     parser = Parser(
@@ -214,9 +223,9 @@ def parser_of(name: str, about: DataSet, configured: Mapping[str, Any]) -> Parse
         default=0,
     )
     parser.flag("--dry-run", "print the commands, do nothing")
-    known = {action.dest for action in parser._actions}
+    settings = {action.dest for action in parser._actions}
     defaults = {key.replace("-", "_"): value for key, value in configured.items() if not isinstance(value, dict)}
-    unknown = sorted(defaults.keys() - known - {"expect"})
+    unknown = sorted(defaults.keys() - settings - {"expect"})
     if unknown:
         raise LeapformerError(f"configs/{name}: there is no setting {', '.join(unknown)}; see --help")
     parser.set_defaults(**{key: value for key, value in defaults.items() if key != "expect"})

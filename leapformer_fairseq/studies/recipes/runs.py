@@ -1,4 +1,4 @@
-"""The common parts of recipes that train a list of attentions with a list of seeds: language models, fine-tuning."""
+"""Common parts of recipes that train several attentions with several seeds: language models and fine-tuning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .recipe import Recipe
 
 
 class Run(NamedTuple):
-    """One training run; `task` is "" if there is only one task."""
+    """A training run; `task` is "" if there is only one task."""
 
     attention: Attention
     seed: int
@@ -33,11 +33,11 @@ class Run(NamedTuple):
 
 
 class Runs(Recipe):
-    """Trains every attention with every seed, in parallel with --jobs, and makes one table of all runs in a folder."""
+    """Trains every attention with every seed, --jobs of them in parallel, and tabulates all runs in a folder."""
 
     @staticmethod
     def add_run_options(parser: Parser) -> None:
-        """Add the options that these recipes share."""
+        """Add the options that all recipes of this kind share."""
         parser.option(
             "--attention", "LIST", "mechanisms or plans, in quotes; each is trained with each seed; options after "
             "colons, as in luna:luna-length=32", list_of(Attention),
@@ -78,11 +78,8 @@ class Runs(Recipe):
 
     # ---------------------------------------------------------------------------------------------------------- steps
     def binarise(self, out: Path, files: Mapping[str, object], vocabulary: Path | None = None) -> Work:
-        """Write fairseq's training data from the files for train, valid and test.
-
-        fairseq does not overwrite the dictionary of an interrupted run, so it is deleted first.
-        """
-        (out / "dict.txt").unlink(missing_ok=True)
+        """Convert the files for train, valid and test to fairseq's data."""
+        (out / "dict.txt").unlink(missing_ok=True)  # fairseq does not overwrite that of an interrupted run
         options = ["--srcdict", vocabulary] if vocabulary else []
         for part, file in files.items():
             options += [f"--{part}pref", file]
@@ -97,14 +94,15 @@ class Runs(Recipe):
         self.shell.run(*map(self.train_run, self.runs()), at_once=self.settings.jobs)
 
     def before_training(self) -> None:
-        """Raise LeapformerError if something is missing."""
+        """Raise LeapformerError if something that training needs is missing."""
 
     def train_run(self, run: Run) -> Work:
-        """Carry out one training run."""
+        """Train a model, or resume its training, unless it is finished."""
         folder, data = self.folder(run), self.data_of(run) / "binary"
         self.shell.need(data, "prepare")
         options = self.training_options(run)
         self.shell.say(f"training {run.title}, in {folder}")
+        # fairseq takes the last value of a repeated option: those after colons override all others.
         training = self.shell.train(
             folder.name, data, folder / "model", *self.task_options, *self.model_options(run), "--seed", str(run.seed),
             "--no-epoch-checkpoints", *options, *run.attention.options,
@@ -112,11 +110,11 @@ class Runs(Recipe):
         with self.shell.folder(folder, [*run.record, *self.marks, *options]):
             yield from self.shell.once(folder / "model", training)
 
-    task_options: ClassVar[tuple[str, ...]]  # what fairseq is told about the task, in training and evaluation
+    task_options: ClassVar[tuple[str, ...]]  # of fairseq, in training and evaluation
 
     @abstractmethod
     def model_options(self, run: Run) -> list[str]:
-        """Further model options for fairseq: the plan, and the checkpoint to start from."""
+        """Model options for fairseq: the plan, and the checkpoint to start from."""
 
     def training_options(self, run: Run) -> list[str]:
         """The training options that users can change."""
@@ -124,7 +122,7 @@ class Runs(Recipe):
 
     @property
     def marks(self) -> list[str]:
-        """What identifies a run, in addition to its attention, seed and options."""
+        """Words that identify a run, in addition to its attention, seed and options."""
         return []
 
     def data_of(self, run: Run) -> Path:
@@ -136,7 +134,7 @@ class Runs(Recipe):
         self.shell.run(self.table(self.name, *self.notes()))
 
     def evaluate_run(self, run: Run) -> Work:
-        """Compute the scores of one run on all sets."""
+        """Score a run on all sets, unless this has been done."""
         model = self.folder(run) / "model"
         self.shell.need(model, "train")
         for name, options in self.evaluations(run).items():
@@ -147,12 +145,12 @@ class Runs(Recipe):
 
     @abstractmethod
     def evaluations(self, run: Run) -> Mapping[str, list[str]]:
-        """The names of the results of a run, with the evaluation options of each."""
+        """Evaluations of a run: name of the results -> options."""
 
     @abstractmethod
     def evaluate(self, run: Run, checkpoint: Path, out: Path, options: list[str]) -> Work:
-        """Write the scores of a model to out/scores.json; the folder has its name in `evaluations`."""
+        """Write the scores of a model to out/scores.json; the name of the folder `out` is that in `evaluations`."""
 
     @abstractmethod
     def notes(self) -> list[str]:
-        """The text below the table."""
+        """The paragraphs below the table."""

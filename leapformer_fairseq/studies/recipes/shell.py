@@ -1,7 +1,6 @@
-"""Running the commands of recipes: they are recorded, logged, monitored, and not repeated once they are finished.
+"""Runs the commands of recipes: records, logs and monitors them, and skips those that have finished.
 
-A finished step leaves a file DIR/done. OUT/commands.sh contains every command that was started, as a user would type
-it.
+A finished step leaves a file DIR/done. OUT/commands.sh lists every command that was started, as a user would type it.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ _HEADING = """\
 # `leapformer train` is `fairseq-train --user-dir $(leapformer user-dir)`, and so are generate, validate, eval-lm and
 # preprocess.
 """
-# A training that ends while the validation loss falls so much in a tenth of its updates is called too short: at this
-# pace twice the updates would take off a tenth of the loss.
+# If the validation loss falls by a larger share in the last tenth of the updates, the training was too short: at this
+# pace, twice the updates would reduce the loss by a tenth.
 STILL_FALLS = 0.01
 LAUNCHERS = ("local", "torchrun", "slurm")
-# On each machine of a SLURM job; the first one is where they meet.
+# The script for each machine of a SLURM job; the first machine is the rendezvous, at torchrun's usual port.
 _ON_EACH_MACHINE = (
     'exec {torchrun} --nnodes "$SLURM_NNODES" --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d '
     '--rdzv-endpoint "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):29400" "$@"'
@@ -40,9 +39,9 @@ _ON_EACH_MACHINE = (
 
 @dataclass(frozen=True)
 class Launcher:
-    """How the processes of a training run are started: by fairseq, by torchrun on this machine, or by srun on several.
+    """How to start the processes of a training: by fairseq, by torchrun on this machine, or by srun on several.
 
-    restarts: how often a training run that dies is resumed from its last checkpoint, if it has left a new one
+    restarts: how often to resume a training that dies, as long as each attempt leaves a new checkpoint.
     """
 
     name: str = "local"
@@ -67,8 +66,9 @@ class Launcher:
 class Shell:
     """Runs the commands of a recipe whose results are in `out`.
 
-    say: prints a line for the user; call: runs a short `leapformer` command in this process; dry: only print the
-    commands.
+    say:  prints a line for the user.
+    call: runs a short `leapformer` command in this process.
+    dry:  only print the commands.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class Shell:
         self._threads: int | None = None
 
     def say(self, text: str) -> None:
-        """Print what is done next, and the elapsed time."""
+        """Print the elapsed time and what happens next."""
         minutes, seconds = divmod(int(time.monotonic() - self._start), 60)
         self._say(f"== [{minutes}m{seconds}s] {text}")
 
     def run(self, *works: Work, at_once: int = 1, threads: int | None = None) -> None:
-        """Carry out works, this many in parallel, then with one thread each. An exception in one ends all."""
+        """Run works, at most `at_once` in parallel, with one thread each if more than one; an exception ends all."""
         at_once = min(at_once, len(works))
         self._threads = 1 if at_once > 1 else threads
         trainings.run_all(works, max(1, at_once))
@@ -98,29 +98,31 @@ class Shell:
     # ------------------------------------------------------------------------------------------------------- commands
     def leapformer(self, *words: object) -> Work:
         """Run one of our short commands in this process."""
-        if self._noted(["leapformer", *map(str, words)]):
+        if self._record(["leapformer", *map(str, words)]):
             self._call([str(word) for word in words])
         return
-        yield
+        yield  # makes this a generator, as a Work has to be
 
     def logged(self, log: Path, *words: object, program: str = "leapformer", threads: int | None = None) -> Work:
-        """Run a long command with all its output in a file. Raises LeapformerError if it fails."""
+        """Run a long command with its output in a file. Raises LeapformerError if it fails."""
+        # Programs of this environment, even if it is not activated.
         start = [*trainings.PROGRAM] if program == "leapformer" else [str(Path(sys.executable).with_name(program))]
-        if self._noted([program, *map(str, words)]):
+        if self._record([program, *map(str, words)]):
             if not Path(start[0]).is_file():
-                raise ModuleNotFoundError(f"no {start[0]}", name=program)
+                raise ModuleNotFoundError(f"no {start[0]}", name=program)  # explained as a missing package
             yield from self._complete([*start, *map(str, words)], log, lambda entry: None, threads)
 
     def train(self, name: str, data: Path, save: Path, *words: str, more: str = "--train-options") -> Work:
         """Train with the options that all recipes share; resume from the last checkpoint, if there is one.
 
-        Losses are printed as they arrive, with the `name` of the run; a warning at the end says if training was too
-        short. `more`: the option of the recipe that makes it longer, empty if there is none.
+        Losses are printed as they arrive, with the `name` of the run, and a warning at the end if training was too
+        short. `more` is the recipe's option for a longer training, "" if it has none. Raises LeapformerError if
+        training fails more often than the launcher restarts it.
         """
         options = ["--num-workers", "1", "--required-batch-size-multiple", "1"]
         options += ["--skip-invalid-size-inputs-valid-test", "--log-format", "json"]
         command = ["train", str(data), "--save-dir", str(save), *options, *words]
-        if not self._noted(["leapformer", *command]):
+        if not self._record(["leapformer", *command]):
             return
         for left in range(self.launcher.restarts, -1, -1):
             before = _age(save / trainings.LAST)
@@ -131,12 +133,12 @@ class Shell:
                     watch.end(more)
                 return
             except LeapformerError as error:
-                if not left or _age(save / trainings.LAST) == before:
+                if not left or _age(save / trainings.LAST) == before:  # it would die at the same place again
                     raise
                 self.say(f"{name} goes on from its last checkpoint, it died: {error}")
 
     def once(self, folder: Path, *works: Work) -> Work:
-        """Carry out works that need not be repeated once all of them have finished, by this process or another one."""
+        """Run works unless this or another process has finished them; waits while another process runs them."""
         if self.dry:
             for work in works:
                 yield from work
@@ -155,25 +157,25 @@ class Shell:
         if status:
             raise trainings.failure(log, start, status)
 
-    def _noted(self, command: Sequence[str]) -> bool:
-        """Say a command, or write it down; whether it is to be run."""
+    def _record(self, command: Sequence[str]) -> bool:
+        """Record a command, or print it in a dry run; return whether to run it."""
         line = shlex.join(command)
         if self.dry:
             self._say(line)
         else:
             self.out.mkdir(parents=True, exist_ok=True)
             with (self.out / COMMANDS).open("a+", encoding="utf-8") as file:
-                with suppress(OSError):  # of a file system without locks
-                    fcntl.flock(file, fcntl.LOCK_EX)  # other runs are noted here, too
-                found = list(read_lines(self.out / COMMANDS))
-                if line not in found:
-                    file.write(("" if found else _HEADING) + line + "\n")
+                with suppress(OSError):  # a file system without locks
+                    fcntl.flock(file, fcntl.LOCK_EX)  # other processes record their runs here, too
+                lines = list(read_lines(self.out / COMMANDS))
+                if line not in lines:
+                    file.write(("" if lines else _HEADING) + line + "\n")
         return not self.dry
 
     # -------------------------------------------------------------------------------------------------------- folders
     @contextmanager
     def folder(self, folder: Path, record: Sequence[str]) -> Iterator[None]:
-        """Lock the folder of a run with these options for this process; see `trainings.locked`."""
+        """Lock the folder of a run with the options `record` for this process; see `trainings.locked`."""
         if self.dry:
             yield
             return
@@ -187,7 +189,7 @@ class Shell:
 
 
 def _age(checkpoint: Path) -> int:
-    """When a file was written, in nanoseconds; 0 where there is none."""
+    """The modification time of a file in nanoseconds; 0 if it does not exist."""
     return checkpoint.stat().st_mtime_ns if checkpoint.is_file() else 0
 
 
@@ -211,13 +213,14 @@ class Losses:
                 self._valid.append((float(updates), float(entry[f"{subset}loss"])))
 
     def end(self, more: str) -> None:
-        """Print a warning if the validation loss was still falling fast; the option `more` makes training longer."""
+        """Print a warning if the validation loss was still falling fast; `more` is the option for longer training."""
         last = max((updates for updates, _ in self._valid), default=0.0)
-        earlier = [one for one in self._valid if one[0] <= 0.9 * last]
+        earlier = [(updates, loss) for updates, loss in self._valid if updates <= 0.9 * last]
         if not earlier:
             return
-        before, best = (min(loss for _, loss in found) for found in (earlier, self._valid))
-        fell = (1 - best / before) * 0.1 / (1 - earlier[-1][0] / last)  # for each tenth of the updates
+        before, best = (min(loss for _, loss in validations) for validations in (earlier, self._valid))
+        # Validations may be further apart than a tenth of the updates, so the fall is scaled to that.
+        fell = (1 - best / before) * 0.1 / (1 - earlier[-1][0] / last)
         if fell > STILL_FALLS:
             reached = self._updates and last >= self._updates
             longer = f"--max-update {2 * last:.0f}" if reached else f"--max-epoch {2 * self._epochs:.0f}"
@@ -227,14 +230,14 @@ class Losses:
             )
 
     def _left(self, entry: Mapping[str, Any]) -> str:
-        """How long it will take from here, by updates or epochs."""
+        """Estimate the remaining time, by updates or epochs, whichever ends first; "" if it is not known."""
         shares = [float(entry["num_updates"]) / self._updates] if self._updates else []
         shares += [float(entry["update"]) / self._epochs] if self._epochs and "update" in entry else []
         if not shares:
             return ""
         now, share = time.monotonic(), max(shares)
         if self._begin is None:
-            self._begin = now, share
+            self._begin = now, share  # not 0: a resumed training starts later
         begun, first = self._begin
         if share <= first:
             return ""
@@ -243,7 +246,7 @@ class Losses:
 
 
 def _losses(entry: Mapping[str, Any], subset: str) -> str:
-    """What a line of the log says, the first two of it while training."""
+    """The losses in an entry of the log; in training, only the first two."""
     titles = {
         "loss": "loss", "l1_loss": "L1", "ppl": "perplexity", "accuracy": "accuracy",
         "char_error": "character error %",
@@ -253,6 +256,6 @@ def _losses(entry: Mapping[str, Any], subset: str) -> str:
 
 
 def _last(command: Sequence[str], flag: str) -> float:
-    """The value that counts of an option that may be repeated; 0 where it is not given."""
+    """The last value of an option, which is the one that counts; 0 if it is missing."""
     places = [i for i, word in enumerate(command[:-1]) if word == flag]
     return float(command[places[-1] + 1]) if places else 0.0

@@ -16,7 +16,7 @@ from .recipe import DataSet, Recipe
 
 
 def _stage(text: str) -> tuple[str, str]:
-    """TOKENS:EPOCHS."""
+    """Parse TOKENS:EPOCHS."""
     tokens, _, epochs = text.partition(":")
     if not (tokens.isdigit() and epochs.isdigit() and int(tokens) and int(epochs)):
         raise argparse.ArgumentTypeError(f'{text}: give TOKENS:EPOCHS for each, as in "32:7 64:1"')
@@ -71,7 +71,7 @@ class Sparsefinder(Recipe):
             raise LeapformerError(f"--init {s.init}: no such checkpoint; train it first or check the path")
 
     def attentions(self) -> list[Attention]:
-        """Of the trainings, one after the other: softmax, unless the configuration begins with a trained model."""
+        """The attentions of the trainings: softmax, unless the configuration starts from a model, then entmax."""
         return [Attention(name) for name in (self.settings.softmax, self.settings.entmax) if name]
 
     @property
@@ -80,7 +80,7 @@ class Sparsefinder(Recipe):
 
     # ---------------------------------------------------------------------------------------------------------- steps
     def step_teach(self) -> None:
-        s, begin = self.settings, ["--warmup-updates", "50"]
+        s, warm_up = self.settings, ["--warmup-updates", "50"]
         self.need_root() if not self.shell.dry else None
         if s.train_on_valid:
             self.shell.run(self.shell.once(self.root, self.split_valid(self.root)))
@@ -88,19 +88,19 @@ class Sparsefinder(Recipe):
         self.shell.say(f"teacher: {', then '.join(plans)}")
         best = ["--finetune-from-model", str(s.init)] if s.init else []
         for tokens, epochs in s.stages:
-            more = ["--tokens-per-sample", tokens, *(begin if best else []), *best]
+            more = ["--tokens-per-sample", tokens, *(warm_up if best else []), *best]
             best = self.teach(f"stage-{tokens}", s.softmax, epochs, more)
         if s.softmax:
-            best = self.teach("teacher", s.softmax, s.epochs and s.epochs[0], [*(begin if best else []), *best])
+            best = self.teach("teacher", s.softmax, s.epochs and s.epochs[0], [*(warm_up if best else []), *best])
         configured = configuration.flags(s.configured.get("entmax-train", {}))
         self.teach("teacher", s.entmax, s.epochs and s.epochs[-1], [*best, *configured])
 
     def teach(self, folder: str, attention: str, epochs: object, more: list[str]) -> list[str]:
-        """Train in OUT/folder with the data set's recipe; return the option that starts a training from the result."""
+        """Train in OUT/folder with the data set's recipe; return the options that start a training from the result."""
         s, training = self.settings, shlex.join([*self.options("train"), *more])
-        given = ["--root", self.root, "--out", self.out / folder, "--attention", attention]
-        given += [*(["--epochs", epochs] if epochs else []), *(["--pair", s.pair] if s.pair else [])]
-        options = [*given, "--train-options", training, *self.options("teacher")]
+        options = ["--root", self.root, "--out", self.out / folder, "--attention", attention]
+        options += [*(["--epochs", epochs] if epochs else []), *(["--pair", s.pair] if s.pair else [])]
+        options += ["--train-options", training, *self.options("teacher")]
         self.shell.run(self.shell.leapformer("recipe", s.recipe, *options))
         return ["--finetune-from-model", str(self.best(folder, attention))]
 
@@ -135,14 +135,14 @@ class Sparsefinder(Recipe):
 
     # ----------------------------------------------------------------------------------------------------------- text
     def split_valid(self, out: Path) -> Work:
-        """Split the validation text into training and validation text."""
+        """Split the validation text: the first nine tenths for training, the rest for validation."""
         if not self.shell.dry:
             lines = self.text("valid")
             kept = len(lines) * 9 // 10
             for name, part in {"train": lines[:kept], "valid": lines[kept:], "test": self.text("test")}.items():
                 write_lines(out / f"{name}.txt", part)
         return
-        yield
+        yield  # makes this a generator, as a Work has to be
 
     def text(self, name: str) -> list[str]:
         """The lines of a text in --root, decompressed if necessary."""

@@ -1,4 +1,4 @@
-"""Text to speech: training, losses on the development set, synthesised test sentences, distortion."""
+"""Trains text-to-speech models, and measures losses on the development set and distortion of test sentences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = (":length-hidden=256", ":length-layers=3")
 
 
 class TextToSpeech(Recipe):
-    """LJSpeech, and the base class for speech synthesised by espeak-ng."""
+    """LJSpeech; the base class for speech synthesised by espeak-ng."""
 
     more_steps = ("sweep",)
     option_lists = {
@@ -106,20 +106,22 @@ class TextToSpeech(Recipe):
         if not ((self.data / "config.yaml").is_file() or self.shell.dry):
             raise LeapformerError(f"{self.data} holds no prepared data; run the step prepare first")
         run, options, seed = self.run_folder(attention), self.options("train"), str(self.settings.seed)
+        # Only conv must be chosen in training: the others learn in any case and can be chosen for synthesis.
         predictor = "conv" if "conv" in self.settings.predictors else "ratio"
         lengths = ["--length-predictor", predictor] if attention.needs_length else []
-        plan, given = [*attention.flags, *lengths], lengths if predictor == "ratio" else []
+        # The record of a run names ratio; without a name, the predictor is conv.
+        plan, recorded = [*attention.flags, *lengths], lengths if predictor == "ratio" else []
         self.shell.say(f"training {attention.text}, seed {seed}, in {run}")
         training = self.shell.train(
             run.name, self.data, run / "model", "--task", "text_to_speech", "--config-yaml", "config.yaml",
             "--train-subset", "train", "--valid-subset", "dev", "--criterion", "tacotron2_with_length",
             "--no-epoch-checkpoints", *plan, "--seed", seed, *options,
         )  # fmt: skip
-        with self.shell.folder(run, ["--attention", attention.text, "--seed", seed, *given, *options]):
+        with self.shell.folder(run, ["--attention", attention.text, "--seed", seed, *recorded, *options]):
             self.shell.run(self.shell.once(run / "model", training))
 
     def losses(self, attention: Attention) -> None:
-        """The losses on the development set, with teacher forcing."""
+        """Measure and tabulate the losses on the development set, with teacher forcing."""
         run = self.run_folder(attention)
         self.shell.say(f"losses on the development set with {attention.text}, seed {self.settings.seed}")
         note = (
@@ -131,13 +133,13 @@ class TextToSpeech(Recipe):
 
     def force(self, checkpoint: Path, out: Path) -> Work:
         examples = out / "examples.tsv"
-        if not self.shell.dry:  # without the heading
+        if not self.shell.dry:  # one example per line, so without the header
             write_lines(examples, islice(read_lines(self.data / "dev.tsv"), 1, None))
         words = ("--task", "text_to_speech", "--config-yaml", "config.yaml", "--valid-subset", "dev")
         yield from self.validate(self.data, checkpoint, out, examples, *words, "--max-tokens", 20000)
 
     def all_spoken(self, attention: Attention, predictors: list[str]) -> list[Work]:
-        """Synthesise the test sentences, with every length predictor if the plan needs one."""
+        """Synthesise the test sentences, with each length predictor if the plan needs one."""
         if not attention.needs_length:
             return [self.spoken(attention, "")]
         return [
@@ -146,7 +148,7 @@ class TextToSpeech(Recipe):
         ]
 
     def spoken(self, attention: Attention, mark: str, *words: str) -> Work:
-        """Synthesise the test sentences with one model."""
+        """Synthesise the test sentences with a model; `mark` is added to the name of the folder."""
         run = self.run_folder(attention)
         out = self.speech / f"{run.name}{mark}"
         self.shell.say(f"speaking the test sentences in {out}")
@@ -166,7 +168,7 @@ class TextToSpeech(Recipe):
 
 
 class SynthesisedSpeech(TextToSpeech):
-    """Speech of espeak-ng, which the recipe generates itself."""
+    """Speech of espeak-ng, which the recipe generates."""
 
     @classmethod
     def add_data_options(cls, parser: Parser, about: DataSet) -> None:
@@ -174,7 +176,7 @@ class SynthesisedSpeech(TextToSpeech):
             parser.option(f"--{part}", "N", "sentences", whole(), default=count)
 
     def check_data(self) -> None:
-        """No data is needed."""
+        """The recipe generates its data."""
 
     def step_prepare(self) -> None:
         s = self.settings

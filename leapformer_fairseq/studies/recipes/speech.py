@@ -1,4 +1,4 @@
-"""Speech translation: an encoder pre-trained on recognition, training, simultaneous or offline translation."""
+"""Speech translation: pre-trains the encoder on recognition, trains, and translates simultaneously or offline."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from ...data import tables
 
 LONG = "dev-long"
-CHUNK, UNKNOWN_MS = "encoder-chunk-ms", 280  # milliseconds of a chunk that is to be a step, before the data is prepared
+CHUNK = "encoder-chunk-ms"
+UNKNOWN_MS = 280  # stands for `encoder-chunk-ms=step` until the data is prepared, so that the plan can be checked
 TABLES = ("train", "dev", "test")
-MOST_ERRORS = 60.0  # per cent of the characters that a recogniser gets wrong whose encoder is of any use
+MOST_ERRORS = 60.0  # character error rate, in per cent, up to which an encoder is worth starting from
 
 
 class SpeechTranslation(Recipe):
@@ -83,7 +84,7 @@ class SpeechTranslation(Recipe):
 
     @property
     def plan(self) -> list[str]:
-        """Options for the attention, the model, and a substitute for the target length, unknown in translation."""
+        """Options for attention and model, and for the source of the target length if a mechanism needs it."""
         s = self.settings
         words = [*s.attention.flags, *self.options("offline" if s.offline else "simul")]
         if s.attention.needs_length:
@@ -92,12 +93,12 @@ class SpeechTranslation(Recipe):
 
     @property
     def scoring(self) -> Sequence[object]:
-        """Options of `leapformer score`."""
+        """More options of `leapformer score`."""
         return []
 
     # ---------------------------------------------------------------------------------------------------------- steps
     def prepare_options(self) -> list[object]:
-        """The location of the data."""
+        """Arguments of `leapformer prepare` for the location of the data."""
         return [self.settings.root]
 
     def step_prepare(self) -> None:
@@ -156,7 +157,7 @@ class SpeechTranslation(Recipe):
         return [*super().options(name), *more, *seed]
 
     def translate(self, checkpoint: Path, name: str) -> None:
-        """Translate a test set, for every k unless offline, and as a whole."""
+        """Translate a test set with every k, unless --offline, and offline."""
         s, results = self.settings, self.run_folder / name
         with self.shell.folder(results, ["--average", str(s.average), *self.options("eval")]):
             for k in [] if s.offline else s.k:
@@ -173,14 +174,15 @@ class SpeechTranslation(Recipe):
             self.shell.run(self.shell.once(results / "offline", whole_sources))
 
     def force(self, checkpoint: Path, out: Path) -> Work:
-        """Compute the perplexity of the references of the development set."""
+        """Compute the perplexity of the development set's references, with teacher forcing."""
         words = ("--task", "speech_to_text", "--config-yaml", "config_st.yaml", "--valid-subset", "dev_st")
         yield from self.validate(self.data, checkpoint, out, self.data / "dev.target", *words, "--max-tokens", 20000)
 
 
 class FittedSpeech(SpeechTranslation):
-    """Some hours of speech: batch size, updates, the pre-decision ratio and, with `encoder-chunk-ms=step`, the chunks
-    follow from the data.
+    """A few hours of speech; batch size, updates, pre-decision ratio and optionally chunks are derived from the data.
+
+    With `encoder-chunk-ms=step`, a chunk of the encoder lasts as long as a step of wait-k.
     """
 
     def check(self) -> None:
@@ -188,7 +190,7 @@ class FittedSpeech(SpeechTranslation):
         self._fit_chunks()
 
     def _fit_chunks(self) -> None:
-        """Let chunks of a `step` last as long as one, which is known once the data is prepared."""
+        """Replace `step` by its duration, which is known once the data is prepared."""
         asked: Attention = self._asked
         step = f"{CHUNK}={self.measured.step_ms if self._prepared else UNKNOWN_MS}"
         self.settings.attention = Attention(asked.text.replace(f"{CHUNK}=step", step))
@@ -199,8 +201,8 @@ class FittedSpeech(SpeechTranslation):
 
     @cached_property
     def measured(self) -> tables.Measured:
-        """What the options for fairseq follow from."""
-        from ...data import tables  # which takes a second, and not every command needs it
+        """Measurements of the data from which options for fairseq are derived."""
+        from ...data import tables  # takes a second to import, and few commands need it
 
         return tables.measure(self.data)
 
@@ -211,19 +213,19 @@ class FittedSpeech(SpeechTranslation):
 
     @property
     def scoring(self) -> Sequence[object]:
-        """A few hours suffice for BLEU by frequent words, so that the rare ones are counted, too."""
+        # A model that has learned from a few hours may get its BLEU from frequent words alone: count rare ones, too.
         return ["--training-text", self.data / "train.target"]
 
     @cached_property
     def fitted(self) -> dict[str, list[str]]:
-        """Options for fairseq that follow from the data."""
+        """Options for fairseq that are derived from the data, by list."""
         if self.shell.dry and not self._prepared:
             self.shell.say("not prepared yet: --max-tokens, --max-update, --fixed-pre-decision-ratio are left out")
             return {}
-        found = self.measured
-        sizes = {"max-tokens": found.batch, "max-update": found.updates, "warmup-updates": found.updates // 10}
+        data = self.measured
+        sizes = {"max-tokens": data.batch, "max-update": data.updates, "warmup-updates": data.updates // 10}
         words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
-        return {"asr": words, "st": words, "simul": ["--fixed-pre-decision-ratio", str(found.ratio)]}
+        return {"asr": words, "st": words, "simul": ["--fixed-pre-decision-ratio", str(data.ratio)]}
 
     @classmethod
     def add_options(cls, parser: Parser, about: DataSet) -> None:
@@ -239,11 +241,11 @@ class FittedSpeech(SpeechTranslation):
             self._need_recognition(folder / "model/train.log")
 
     def _need_recognition(self, log: Path) -> None:
-        """Raise LeapformerError, unless `--anyway`, if an encoder is no better to begin with than a random one."""
+        """Raise LeapformerError, unless `--anyway`, if the encoder is no better a start than a random one."""
         logged = (item for entry in entries(log) for item in entry.items())
         errors = [float(value) for name, value in logged if name.endswith("_char_error")]
         if not errors:
-            return  # of another criterion, by --asr-options
+            return  # --asr-options has set another criterion
         wrong = f"at best, the recogniser gets {min(errors):.1f}% of the characters of dev wrong"
         if min(errors) <= MOST_ERRORS or self.settings.anyway:
             self.shell.say(wrong)
@@ -298,7 +300,7 @@ def simulate(
     *words: object,
     scoring: Sequence[object] = (),
 ) -> Work:
-    """Run SimulEval with the wait-k agent on a list of recordings, then score. One thread, because time is measured."""
+    """Run SimulEval with the wait-k agent on a list of recordings, in one thread as it measures time, then score."""
     yield from shell.logged(
         out / "log", "--agent-class", "leapformer_fairseq.simul.LeapformerAgent", "--checkpoint", checkpoint,
         "--data-root", data, "--config-yaml", "config_st.yaml", "--waitk-lagging", k, "--source",
@@ -312,7 +314,7 @@ def simulate(
 def translate_offline(
     shell: Shell, data: Path, name: str, checkpoint: Path, out: Path, *words: object, scoring: Sequence[object] = ()
 ) -> Work:
-    """Run fairseq-generate on whole recordings, then our scoring."""
+    """Run fairseq-generate on whole recordings, then score."""
     yield from shell.logged(
         out / "log", "generate", data, "--task", "speech_to_text", "--config-yaml", "config_st.yaml", "--gen-subset",
         f"{name}_st", "--path", checkpoint, "--model-overrides", "{'waitk_lagging': 'offline'}", "--max-tokens", 20000,
@@ -326,7 +328,7 @@ def translate_offline(
 
 def write_longest(data: Path, count: int) -> None:
     """Write the longest utterances of the development set, as lists for simulation and as a manifest."""
-    from ...data.manifests import read_manifest, write_manifest  # imports sentencepiece, which other steps do not need
+    from ...data.manifests import read_manifest, write_manifest  # imports sentencepiece, which no other step needs
 
     rows = list(read_manifest(data / "dev_st.tsv", "n_frames"))
     order = sorted(range(len(rows)), key=lambda i: -int(rows[i]["n_frames"]))[:count]

@@ -1,4 +1,4 @@
-"""Translation of whole talks by trained models: with pauses, without pauses, in noise, and for hours."""
+"""Translates whole talks with trained models: with pauses, without pauses, in noise, and for hours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from ..trainings import Work
 from .options import Parser, list_of, one_of, positive, whole
 from .recipe import DataSet, Recipe, add_root
 
-UTTERANCES, HOURS = "utterances", "hours"  # the sentences one by one, which talks are compared with; one long talk
+UTTERANCES = "utterances"  # the set of the sentences one by one, as a baseline
+HOURS = "hours"  # the set of one long talk
 # set of talks -> options of `leapformer prepare talks`
 JOINED = {
     "pauses": ("--gap-s", "0.3", "1.5"),
@@ -25,7 +26,7 @@ SETS = (UTTERANCES, *JOINED)
 
 
 class Talks(Recipe):
-    """Makes sets of talks from a corpus, and for each a curve of quality against latency, with memory and time."""
+    """Joins the sentences of a corpus to sets of talks, and measures quality, latency, memory and time on each."""
 
     steps = ("prepare", "evaluate")
     option_lists = {"curve": ("leapformer curve", "--policies alignatt --align-frames '2 4'")}
@@ -51,7 +52,7 @@ class Talks(Recipe):
 
     @property
     def root(self) -> Path:
-        """The corpus. Raises LeapformerError if none is given."""
+        """The folder of the corpus. Raises LeapformerError if there is none."""
         self.need_root()
         root: Path = self.settings.root
         return root.absolute()
@@ -60,7 +61,7 @@ class Talks(Recipe):
         self.need_root()
 
     def step_prepare(self) -> None:
-        """Make the selected sets of talks; `utterances` are the sentences of the corpus as they are."""
+        """Create the selected sets of talks; `utterances` needs none, since it is the sentences as they are."""
         s = self.settings
         for name in s.sets:
             if name != UTTERANCES:
@@ -74,7 +75,7 @@ class Talks(Recipe):
                 )
 
     def step_evaluate(self) -> None:
-        """Evaluate one set after the other, because time is measured; in separate processes, because memory is."""
+        """Evaluate the sets one after the other, because time is measured, in a process each, because memory is."""
         s = self.settings
         if not s.checkpoints:
             raise LeapformerError("no --checkpoints given, trained models; see --help")
@@ -104,9 +105,10 @@ class Talks(Recipe):
         )
 
     def report(self) -> str:
-        """Write the tables of all sets to one page."""
+        """A page with the tables of all sets, in Markdown."""
         parts = ["# Talks: quality, latency, memory and time\n"]
         for name in self.settings.sets:
             text = (self.out / name / "table.md").read_text(encoding="utf-8")
+            # As a section of this page, with links relative to it.
             parts.append(text.replace("# Simultaneous", f"## {name}: simultaneous", 1).replace("](", f"]({name}/"))
         return "\n".join(parts)

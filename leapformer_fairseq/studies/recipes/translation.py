@@ -1,4 +1,4 @@
-"""Text translation: subwords for both languages, training, BLEU and chrF of detokenised text."""
+"""Text translation with joint subwords: trains a model and measures BLEU and chrF of detokenised text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEPARATOR = "<sep>"
 
 
 class Translation(Recipe):
-    """One training run at a time; all runs of a folder are in one table."""
+    """Trains and evaluates one model; the table has all runs in the folder."""
 
     can_download: ClassVar[bool] = True
     option_lists = {
@@ -62,7 +62,7 @@ class Translation(Recipe):
 
     @property
     def title(self) -> str:
-        """The run's attention, and how the model was obtained if it was not trained from scratch."""
+        """The run's attention, and how the model was made if it was not trained from scratch."""
         s = self.settings
         if not s.linearize:
             return s.attention.text
@@ -78,7 +78,7 @@ class Translation(Recipe):
 
     # ---------------------------------------------------------------------------------------------------------- steps
     def prepare_options(self) -> list[str]:
-        """The arguments of `leapformer prepare` for this data set, its name first."""
+        """The arguments of `leapformer prepare`: the name of the data set, and options."""
         return [self.name.partition("_")[0], *(["--download"] if self.downloads else [])]
 
     def step_prepare(self) -> None:
@@ -113,19 +113,19 @@ class Translation(Recipe):
             if not s.linearize:
                 self.shell.run(self.shell.once(run / "model", training))
                 return
-            # What the rows of a table must not differ by, and yet makes another model.
+            # Recorded for the model and not for the run, because rows of a table must not differ by it.
             with self.shell.folder(run / "model", ["--linearize", str(s.linearize), *self.options("linearize")]):
                 self.shell.run(self.shell.once(run / "model", self.linearize()))
 
     def linearize(self) -> Work:
-        """Make a student of a trained model this run's best checkpoint. All students of a plan share the alignment."""
+        """Make a trained model's student this run's best checkpoint; students of a plan share the alignment."""
         s, run = self.settings, self.run_folder
         out = self.out / "linearized" / s.attention.run_folder(s.seed)
         yield from self.shell.leapformer(
             "linearize", "--path", s.linearize, "--attention", s.attention.text, "--data", self.data / "binary",
             "--out", out, "--keep", s.keep, *self.options("linearize"), "--", "--seed", s.seed,
         )  # fmt: skip
-        if not self.shell.dry:
+        if not self.shell.dry:  # where `evaluate` looks for a trained model
             shutil.copy(out / f"keep{s.keep}/checkpoint.pt", run / "model/checkpoint_best.pt")
 
     def step_evaluate(self) -> None:
@@ -157,7 +157,7 @@ class Translation(Recipe):
         )  # fmt: skip
 
     def scored(self, translations: Path) -> Path:
-        """The part of the translations that is compared with the references."""
+        """The file to compare with the references."""
         return translations
 
     def note(self) -> str:
@@ -177,7 +177,7 @@ class OwnTranslation(Translation):
 
 
 class UnsplitText(Translation):
-    """A release without splits, which `prepare` makes."""
+    """A release without splits, which `leapformer prepare` splits."""
 
     can_download = False
 
@@ -212,5 +212,5 @@ class Documents(Translation):
 
 
 def last_sentence(line: str) -> str:
-    """A line of fairseq-generate's output; of a translated window, what follows its last separator."""
+    """Reduce a line of fairseq-generate's output that is a translated window to the text after the last separator."""
     return re.sub(rf"^(D-\d+\t[^\t]*\t).*{SEPARATOR} ?", r"\1", line)

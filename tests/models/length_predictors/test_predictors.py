@@ -119,7 +119,7 @@ def test_lookup_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a 2\nx 3\n", "'x' is not in the dictionary; make the table with this vocabulary"),
+        ("a 2\nx 3\n", "'x' is not in the dictionary; create the table with this vocabulary"),
         ("a 2\nb\n", "line 2: 'b' is not a token and its mean frames"),
         ("a two\n", "line 1: 'a two' is not a token and its mean frames"),
         ("a -5\n", "line 1: 'a -5' is not a token and its mean frames"),
@@ -216,7 +216,7 @@ def test_half_precision_keeps_what_was_counted():
         ("lookup", {"length_dampening": 0.0}, "--length-dampening 0.0: lengths are divided by it"),
         ("conv", {"length_kernel": 4}, "--length-kernel 4, .*give an odd kernel"),
         ("conv", {"length_layers": 0}, "--length-layers 0: give at least one"),
-        ("lookup", {"speech": True}, "lookup needs source tokens, here the source is speech; take ratio or conv"),
+        ("lookup", {"speech": True}, "lookup needs source tokens, but the source is speech; use ratio or conv"),
     ],
 )
 def test_what_makes_no_sense_is_refused(name, options, message):

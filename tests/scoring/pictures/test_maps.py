@@ -171,7 +171,7 @@ def test_subwords(lm, data, tmp_path):
         (("--input", "w1", "--target", "w1"), "--target is for translation models"),
         (("--input", "w1", "--lines", "0"), "--lines 0: give at least 1"),
         (("--input", "w1", "--max-length", "1"), "--max-length 1: give at least 2"),
-        (("--input", "w1", "--subwords", "none.model"), "--subwords none.model is no sentencepiece model"),
+        (("--input", "w1", "--subwords", "none.model"), "--subwords none.model is not a sentencepiece model"),
         (
             ("--input", "w1", "--data", "nowhere"),
             "the data of .* cannot be read .*; give the folder with the dictionary",

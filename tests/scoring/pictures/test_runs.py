@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from leapformer_fairseq.scoring.pictures.runs import LONGEST, draw_runs, own_options, runs_figure
+from leapformer_fairseq.scoring.pictures.runs import LONGEST, distinct_options, draw_runs, runs_figure
 from leapformer_fairseq.scoring.runs import compare
 from tests.scoring.pictures.images import pixels
 
@@ -55,4 +55,4 @@ def test_a_label_has_the_options_of_its_own_alone() -> None:
     shared, path = "--arch tiny --adam-betas (0.9,0.98)", "a" * 30 + "/softmax-seed1/model/checkpoint_best.pt"
     more = f"{shared} --beam 5 --start {path}"
     rows = compare([run("softmax", 30.0, options=shared), run("t2r", 31.0, options=more)])
-    assert own_options(rows) == [[], ["--beam 5", f"--start …{path[-LONGEST:]}"]]
+    assert distinct_options(rows) == [[], ["--beam 5", f"--start …{path[-LONGEST:]}"]]

@@ -181,7 +181,7 @@ def test_an_output_folder_that_cannot_be_made(tiny, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     arguments = ["bench", "attention", "--quick", "--mechanisms", "relu", "--out", str(tmp_path / "file")]
     assert main(arguments) == 2
-    assert "cannot be made: " in capsys.readouterr().err
+    assert "cannot be created: " in capsys.readouterr().err
 
 
 def test_aims_belong_to_measured_cases():

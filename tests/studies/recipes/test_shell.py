@@ -201,7 +201,7 @@ def test_configurations_are_text_and_merged_with_their_base(tmp_path, monkeypatc
     assert configuration.flags(two["train"]) == ["--lr", "1", "--fp16", "--warmup-updates", "010"]
     with pytest.raises(LeapformerError, match="no configs/data/three.yaml; choose from bad, one, two"):
         configuration.load("data", "three")
-    with pytest.raises(LeapformerError, match="bad.yaml is no YAML"):
+    with pytest.raises(LeapformerError, match="bad.yaml is not valid YAML"):
         configuration.load("data", "bad")
 
 
