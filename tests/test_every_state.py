@@ -314,8 +314,8 @@ def test_a_system_with_another_k_is_otherwise_the_same_and_has_the_engine_that_w
 
 def test_an_exported_engine_forks_all_that_it_changes_in_place() -> None:
     one: Any = object.__new__(ExportedEngine)
-    one.times, one._rows = ComputeTimes(), [1]
+    one.times, one._states = ComputeTimes(), [1]
     other = one.fork()
-    other._rows += [2]
+    other._states += [2]
     other.times.encoder_passes += 1
-    assert one._rows == [1] and one.times.encoder_passes == 0
+    assert one._states == [1] and one.times.encoder_passes == 0

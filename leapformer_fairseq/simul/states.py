@@ -20,7 +20,6 @@ from ..runtime.simul.stream import DecodingOptions, TranslationStream
 from ..runtime.simul.times import ComputeTimes
 from ..support.errors import LeapformerError
 from .engine import EncodedEngine, kernels_of
-from .system import TranslationSystem
 
 
 class States(Samples):
@@ -32,12 +31,10 @@ class States(Samples):
 
     goes_on = True
 
-    def __init__(
-        self, system: TranslationSystem, options: DecodingOptions, times: ComputeTimes, aligns: bool = False
-    ) -> None:
+    def __init__(self, system: Any, options: DecodingOptions, times: ComputeTimes, aligns: bool = False) -> None:
         super().__init__(system, options, times, aligns)
-        self.system: TranslationSystem = system
-        self.encoder = system.model.encoder
+        self.model: Any = system.model  # of a `TranslationSystem`
+        self.encoder = self.model.encoder
         if getattr(self.encoder, "chunks", None) is None:
             raise LeapformerError(
                 "--carry encoder: this encoder sees whole utterances; train with --encoder-causal or "
@@ -69,7 +66,7 @@ class States(Samples):
         return UNIT_SAMPLES
 
     def stream(self) -> TranslationStream:
-        engine = EncodedEngine(self.system.model, self.system.eos, self.times)
+        engine = EncodedEngine(self.model, self.system.eos, self.times)
         return TranslationStream(self.system, self.options, self.times, engine, self.aligns)
 
     def last(self, units: Iterable[Tensor], milliseconds: int) -> list[Tensor]:

@@ -13,6 +13,7 @@ from ..runtime.simul.session import Samples
 from ..runtime.simul.text import Detokenizer
 from ..runtime.simul.times import ComputeTimes
 from .engine import Engine, engine_for
+from .states import States
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,6 @@ class TranslationSystem:
 
     def carried(self) -> type[Samples]:
         """The input of sessions that carry their encoder over, which `States` refuses for some encoders."""
-        from .states import States  # which needs this file
-
         return States
 
     def waiting(self, k: int) -> Self:

@@ -117,7 +117,7 @@ def test_a_missing_espeak_names_the_extra(monkeypatch, tmp_path):
     def missing(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(espeak.importlib, "import_module", missing)
+    monkeypatch.setattr("leapformer_fairseq.runtime.espeak.importlib.import_module", missing)
     with pytest.raises(LeapformerError, match=r"pip install 'leapformer-fairseq\[demo\]'"):
         build_tiny(tmp_path / "corpus")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""What a client and the server say to each other over a WebSocket.
+"""The messages between a client and the server over a WebSocket.
 
 The client sends JSON objects (text) and audio (bytes: mono 16-bit little-endian PCM). The server answers every piece of
 audio that was translated with `{"new": .., "deleted": ..}`: delete so much from the end of the text shown so far, then
@@ -40,7 +40,7 @@ from ...support.errors import LeapformerError
 from ..audio import SAMPLE_RATE, TO_PCM, file_kind, pcm_samples
 
 RATES = 8_000, 192_000
-# what each key of a client's message must be; keys that are not here are other programs' and are ignored
+# the type of each key in a client's message; unknown keys belong to other programs and are ignored
 KEYS: dict[str, type] = {
     "sample_rate": int,
     "end_of_stream": bool,
@@ -51,7 +51,7 @@ KEYS: dict[str, type] = {
     "begin": bool,
     "turn": int,
 }
-LARGEST = 2**53 - 1  # the largest whole number that every program reads alike in JSON
+LARGEST = 2**53 - 1  # the largest whole number that is exact in JSON for every program
 HEAD_BYTES = 10_000  # more than a frame of MP3 or AAC
 LONGEST_SHOWN = 80  # characters of a message that an error quotes
 
@@ -59,12 +59,12 @@ LONGEST_SHOWN = 80  # characters of a message that an error quotes
 def parse(text: str) -> dict[str, Any]:
     """The known keys of a client's message. Raises LeapformerError for anything but an object with fitting values."""
     try:
-        found = json.loads(text)
+        message = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise LeapformerError(f"{text[:LONGEST_SHOWN]!r} is not JSON; send an object, or audio as bytes") from error
-    if not isinstance(found, dict):
+    if not isinstance(message, dict):
         raise LeapformerError(f'{text[:LONGEST_SHOWN]!r} is not a JSON object; send e.g. {{"end_of_stream": true}}')
-    known = {key: value for key, value in found.items() if key in KEYS}
+    known = {key: value for key, value in message.items() if key in KEYS}
     for key, value in known.items():
         if type(value) is not KEYS[key]:
             raise LeapformerError(f"{key} is {str(value)[:LONGEST_SHOWN]!r}; give a value of type {KEYS[key].__name__}")
@@ -82,15 +82,15 @@ def parse(text: str) -> dict[str, Any]:
 
 
 class Samples:
-    """Audio as it arrives, to samples in [-1, 1] at 16 kHz; the rate stays the same."""
+    """Converts arriving audio of one sample rate to samples in [-1, 1] at 16 kHz."""
 
     def __init__(self, rate: int = SAMPLE_RATE) -> None:
-        """Raises LeapformerError if it must be resampled and soxr is not installed."""
-        self._head = b""  # of the audio, to tell a file from samples
+        """Raises LeapformerError if soxr is needed for resampling and not installed."""
+        self._head = b""  # first bytes of the audio, to recognise a file
         self._resampler = None if rate == SAMPLE_RATE else _resampler(rate)
 
     def of(self, pcm: bytes) -> np.ndarray:
-        """Those of mono 16-bit little-endian PCM. Raises LeapformerError for half a sample or a file."""
+        """Convert mono 16-bit little-endian PCM. Raises LeapformerError for half a sample, or the content of a file."""
         if len(self._head) < HEAD_BYTES:
             self._head = (self._head + pcm)[:HEAD_BYTES]
             if kind := file_kind(self._head):
@@ -103,7 +103,7 @@ class Samples:
         return np.asarray(self._resampler.resample_chunk(samples))
 
     def rest(self) -> np.ndarray:
-        """What the resampler still holds; there is no more audio."""
+        """The samples left in the resampler at the end of the audio."""
         nothing = np.zeros(0, np.float32)
         return nothing if self._resampler is None else np.asarray(self._resampler.resample_chunk(nothing, last=True))
 

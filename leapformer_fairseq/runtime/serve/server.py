@@ -31,13 +31,13 @@ from .texts import NAME, Kept, Texts
 LISTEN = "/listen/"
 KEY = re.compile(rf"{NAME.pattern}\.[0-9a-f]{{16,64}}")
 POLICY_VIOLATION, UNSUPPORTED_DATA, TRY_LATER = 1008, 1003, 1013  # RFC 6455, section 7.4.1, and its registry
-UNREAD_BYTES, WATCH_S = 1 << 20, 1.0  # what may wait for a client that does not read, and how often that is looked at
-ENDED_TALKS = 100  # without speakers, that are remembered at most
-ALIVE_S = 5.0  # after so long without a message a listener is sent an empty one, since pages cannot see pings
+UNREAD_BYTES, WATCH_S = 1 << 20, 1.0  # most bytes that may wait for a client, and how often that is checked
+ENDED_TALKS = 100  # most talks without a speaker that are remembered
+ALIVE_S = 5.0  # seconds after which a listener gets an empty message, because pages cannot see pings
 
 
 class Refused(Exception):
-    """A connection that is closed with a code and a reason in one line."""
+    """Raised to close a connection with a code and a reason in one line."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -65,7 +65,7 @@ class LiveServer:
         texts: Texts | None = None,
         hosts: Collection[str] = (),
     ) -> None:
-        """`token`: what speakers must know, as `?token=`. `unit`: of the text. `prepare`: called once in each thread.
+        """`token`: what speakers must send as `?token=`. `unit`: of the text. `prepare`: called once in each thread.
 
         `texts`: where texts are kept. `hosts`: names by which browsers may call this server, beside addresses.
         """
@@ -76,15 +76,15 @@ class LiveServer:
         self._pool = ThreadPoolExecutor(limits.talks, "talk", prepare)
         self._tasks: set[asyncio.Task[None]] = set()
         self._runs: dict[str, asyncio.Task[None]] = {}
-        self._waits: dict[str, asyncio.TimerHandle] = {}  # until a talk is forgotten
+        self._waits: dict[str, asyncio.TimerHandle] = {}  # timers that forget a talk
         self._connections: set[ServerConnection] = set()
-        self._speakers = dict[Speaker, None]()  # of them, who was heard last behind the others
+        self._speakers = dict[Speaker, None]()  # the one heard last comes last
         self._listening = 0
         self._addresses: Counter[str] = Counter()
         self._files = page_files(about)
 
     async def start(self, host: str, port: int) -> Server:
-        """Listen; the caller closes what is returned. Raises LeapformerError for an address that cannot be had."""
+        """Listen; the caller closes the returned server. Raises LeapformerError for an unavailable address."""
         self.hosts.add(host)
         limits = {"max_size": self.limits.message_bytes}
         server = await listen(host, port, handler=self._connected, process_request=self._request, **limits)
@@ -92,7 +92,7 @@ class LiveServer:
         return server
 
     def close(self) -> None:
-        """End all work; texts stay, and audio that waits is not translated."""
+        """Stop; texts stay, and waiting audio is not translated."""
         for task in self._tasks:
             task.cancel()
         for waits in self._waits.values():
@@ -101,7 +101,7 @@ class LiveServer:
 
     @property
     def busy(self) -> bool:
-        """Whether a thread still translates."""
+        """Whether a thread is still translating."""
         return any(thread.is_alive() for thread in self._pool._threads)
 
     def _keep(self, task: asyncio.Task[None]) -> None:
@@ -118,7 +118,7 @@ class LiveServer:
         origin = request.headers.get("Origin")
         if origin is not None and urlsplit(origin).netloc != request.headers.get("Host"):
             return response(403, "Forbidden", "text/plain", b"a page of another server may not connect\n")
-        listens = urlsplit(request.path).path.startswith(LISTEN)  # whoever knows the talk may
+        listens = urlsplit(request.path).path.startswith(LISTEN)  # anyone who knows the talk may listen
         known = self.token is None or hmac.compare_digest(token_of(request).encode(), self.token.encode())
         if not (known or listens):
             return unauthorized()
@@ -130,17 +130,17 @@ class LiveServer:
 
     # ---------------------------------------------------------------------------------------------------- connections
     def _room(self) -> bool:
-        """Whether one more may speak, if need be in place of who has said nothing, for the longest time."""
+        """Whether there is room for a speaker, if need be after refusing the one that has been silent for longest."""
         if len(self._speakers) < self.limits.connections:
             return True
-        silent = next((one for one in self._speakers if not one.speaks), None)
+        silent = next((speaker for speaker in self._speakers if not speaker.speaks), None)
         if silent is not None:
             del self._speakers[silent]
             silent.refuse(TRY_LATER, "others want to speak; try again later")
         return silent is not None
 
     def hear(self, speaker: Speaker) -> None:
-        """He has said something."""
+        """Note that a speaker was heard."""
         if speaker in self._speakers:
             del self._speakers[speaker]
             self._speakers[speaker] = None
@@ -177,7 +177,7 @@ class LiveServer:
                 del self._addresses[address]
 
     async def _listen(self, connection: ServerConnection, talk: Talk) -> None:
-        """To the end of the talk; what a listener sends is not read."""
+        """Serve a listener to the end of the talk; what it sends is ignored."""
         listener = talk.join()
         gone = asyncio.create_task(connection.wait_closed())
         gone.add_done_callback(lambda _: talk.leave(listener))
@@ -188,7 +188,7 @@ class LiveServer:
             gone.cancel()
 
     async def send(self, connection: ServerConnection, listener: Listener, alive_s: float | None = None) -> None:
-        """All messages of a listener. A client that does not read is disconnected.
+        """Send all messages of a listener. A client that does not read is disconnected.
 
         `alive_s`: after so long without one, an empty message is sent.
         """
@@ -202,7 +202,7 @@ class LiveServer:
                 connection.transport.abort()  # a close frame would not be read either
 
     async def refuse(self, connection: ServerConnection, code: int, reason: str) -> None:
-        """Close, with the reason as a message, too: browsers and simulstream's clients do not show the other one."""
+        """Close with the reason also as a message, because browsers and simulstream's clients show no close reason."""
         try:
             async with asyncio.timeout(self.limits.send_s):
                 await connection.send(json.dumps({"error": reason}))
@@ -213,7 +213,7 @@ class LiveServer:
             connection.transport.abort()
 
     async def _watch(self) -> None:
-        """Disconnect who makes the server answer, by pings for instance, and does not read the answers."""
+        """Disconnect a client that makes the server answer, for instance by pings, and does not read the answers."""
         while True:
             await asyncio.sleep(WATCH_S)
             for connection in list(self._connections):
@@ -222,7 +222,7 @@ class LiveServer:
 
     # ---------------------------------------------------------------------------------------------------------- talks
     def open(self, drafts: bool, rate: int | None, name: str = "", secret: str = "") -> Talk:
-        """A new talk, which waits for a place. Raises LeapformerError for a rate that cannot be resampled."""
+        """Begin a talk, which waits for a place. Raises LeapformerError for a rate that cannot be resampled."""
         rate = rate or SAMPLE_RATE
         talk = self._made(drafts, rate, name or token_hex(16), secret or token_hex(16))
         if self.texts is not None:
@@ -241,19 +241,19 @@ class LiveServer:
         return talk
 
     def place(self, talk: Talk) -> None:
-        """Let a talk translate if there is a place, or one of who is not heard. Raises Refused if there is none."""
+        """Give a talk a place, if need be that of a silent one. Raises Refused if there is none."""
         if talk.placed.is_set():
             return
-        placed = [one for one in self.talks.values() if one.placed.is_set() and not one.done.is_set()]
+        placed = [other for other in self.talks.values() if other.placed.is_set() and not other.done.is_set()]
         if len(placed) >= self.limits.talks:
             if not talk.speaks:
                 return
-            unheard = [one for one in placed if not one.speaks]
-            silent = [one for one in placed if one.silent_s >= self.limits.silent_s]
+            unheard = [other for other in placed if not other.speaks]
+            silent = [other for other in placed if other.silent_s >= self.limits.silent_s]
             if unheard:
                 unheard[0].placed.clear()
             elif silent:
-                max(silent, key=lambda one: one.silent_s).end()
+                max(silent, key=lambda other: other.silent_s).end()
             else:
                 self._runs[talk.name].cancel()
                 self._drop(talk)
@@ -261,8 +261,8 @@ class LiveServer:
         talk.placed.set()
 
     def _fill(self) -> None:
-        """Give a place that is free to those that wait, who is heard first."""
-        for talk in sorted(self.talks.values(), key=lambda one: not one.speaks):
+        """Give free places to waiting talks; those that were heard come first."""
+        for talk in sorted(self.talks.values(), key=lambda talk: not talk.speaks):
             if not talk.done.is_set() and talk.name in self._runs:
                 with suppress(Refused):
                     self.place(talk)
@@ -270,7 +270,7 @@ class LiveServer:
     def resume(
         self, key: str, drafts: bool, rate: int | None, begins: bool = False, turn: int | None = None
     ) -> tuple[Talk, bool]:
-        """A talk whose speaker comes back, also after a restart, and whether it is new, as it may be if it `begins`.
+        """Continue a talk whose speaker is back, also after a restart; returns the talk, and whether it is new.
 
         `rate`: of the audio, if that was told. `turn`: of the speaker's connection. Raises Refused if there is none of
         this speaker, another server has it, or a later connection speaks; LeapformerError if it has another rate.
@@ -283,8 +283,8 @@ class LiveServer:
             talk.turn = turn or 0
             return talk, True
         talk = self._talk(name, drafts)
-        found = not talk.secret and self.texts is not None and self.texts.find(name, secret) is not None
-        if not (found or talk.is_mine(key)):
+        known = not talk.secret and self.texts is not None and self.texts.find(name, secret) is not None
+        if not (known or talk.is_mine(key)):
             raise _no_such_talk()
         if rate not in (None, talk.rate):
             raise LeapformerError(f"the talk has {talk.rate} samples a second; send as many")
@@ -292,7 +292,7 @@ class LiveServer:
             if turn < talk.turn:
                 raise Refused(POLICY_VIOLATION, "this connection comes late, a newer one of the same speaker is known")
             talk.turn = turn
-        if found and self.texts is not None:
+        if known and self.texts is not None:
             if not talk.done.is_set():
                 try:
                     talk.text = self.texts.again(name)
@@ -305,19 +305,19 @@ class LiveServer:
         return talk, False
 
     def release(self, talk: Talk) -> None:
-        """A talk without a speaker: if anything was heard of it, it is kept for a while."""
+        """Note that a talk has no speaker; if anything was heard, it is kept for a while."""
         if not talk.is_empty:
             self._keep_for_now(talk)
             return
-        if run := self._runs.get(talk.name):  # whoever comes back begins anew
+        if run := self._runs.get(talk.name):  # a speaker that comes back begins a new talk
             run.cancel()
         self._drop(talk)
 
     def _keep_for_now(self, talk: Talk) -> None:
-        """After some time, the talk ends and is forgotten."""
+        """End the talk and forget it after some time."""
 
         def forget() -> None:
-            if talk.is_heard and talk.name not in self._runs:  # its speaker has not been here since a restart
+            if talk.is_heard and talk.name not in self._runs:  # its speaker has not come back since a restart
                 self._keep_for_now(talk)
                 return
             talk.end()
@@ -337,13 +337,13 @@ class LiveServer:
             waiting.cancel()
 
     def _talk(self, name: str, drafts: bool = False) -> Talk:
-        """By name; one that only its file knows can be listened to. Raises Refused if there is none."""
+        """The talk of this name, from its file if need be. Raises Refused if there is none."""
         if name in self.talks:
             return self.talks[name]
         kept = self._kept(name)
         if kept is None:
             raise _no_such_talk()
-        talk = self._made(drafts, kept.rate, name, "", kept)  # its speaker has to say the secret
+        talk = self._made(drafts, kept.rate, name, "", kept)  # its speaker must give the secret
         self.talks[name] = talk
         self._keep_for_now(talk)
         return talk
@@ -356,7 +356,7 @@ class LiveServer:
 
 
 class Speaker:
-    """One speaker's connection: talk after talk."""
+    """One speaker's connection, for one talk after the other."""
 
     def __init__(self, server: LiveServer, connection: ServerConnection) -> None:
         self.server, self.connection = server, connection
@@ -366,12 +366,12 @@ class Speaker:
         self._begin()
 
     def _begin(self) -> None:
-        """What a new talk starts with."""
+        """Reset to the options of a new talk."""
         self._drafts, self._skip = False, 0
-        self._rate: int | None = None  # of the audio, if it was told
+        self._rate: int | None = None  # sample rate of the audio, if the client gave it
 
     async def serve(self) -> None:
-        """Until the client goes."""
+        """Serve the client until it disconnects."""
         try:
             while True:
                 try:
@@ -385,7 +385,7 @@ class Speaker:
                     await (self._audio(message) if isinstance(message, bytes) else self._told(message))
                 except LeapformerError as error:
                     await self._answer({"error": one_line(error)})
-                    if isinstance(message, bytes):  # the samples after it would be noise
+                    if isinstance(message, bytes):  # samples after an error would be noise
                         raise Refused(UNSUPPORTED_DATA, one_line(error)) from error
         finally:
             self._part()
@@ -397,7 +397,7 @@ class Speaker:
         talk.hear(pcm[skipped:])
         self.server.place(talk)
         if not talk.placed.is_set():
-            talk.tell_state()  # else nobody would answer
+            talk.tell_state()  # otherwise there would be no answer
         await talk.room()
 
     async def _told(self, text: str) -> None:
@@ -421,7 +421,7 @@ class Speaker:
             await self._end()
 
     async def _end(self) -> None:
-        """Translate all, then the connection is as new."""
+        """Translate to the end of the talk; the next one may begin."""
         talk, sender = self._current(), self._sender
         talk.finish()
         if sender is not None:
@@ -435,7 +435,7 @@ class Speaker:
         return self._talk or self._attend(self.server.open(self._drafts, self._rate))
 
     def _attend(self, talk: Talk, new: bool = True) -> Talk:
-        """Speak from now on, in place of an earlier connection, which may be lost without having been closed."""
+        """Take over a talk from an earlier connection, which may be broken without having been closed."""
         before, talk.speaker = talk.speaker, self
         if isinstance(before, Speaker):
             before.refuse(POLICY_VIOLATION, "another connection speaks now")
@@ -445,7 +445,7 @@ class Speaker:
 
     @property
     def speaks(self) -> bool:
-        """Whether a second of sound came from here for the talk."""
+        """Whether a second of sound was heard in its talk."""
         return self._talk is not None and self._talk.speaks
 
     def refuse(self, code: int, reason: str) -> None:
@@ -453,7 +453,7 @@ class Speaker:
         self.server._keep(asyncio.create_task(self.server.refuse(self.connection, code, reason)))
 
     def _part(self) -> None:
-        """Leave the talk as it is."""
+        """Leave the talk without ending it."""
         talk = self._talk
         if talk is not None and self._listener is not None:
             talk.leave(self._listener)
@@ -468,7 +468,7 @@ class Speaker:
 
 
 def _address(connection: ServerConnection) -> str:
-    """That of a client; of this machine's, which may be a proxy's, nothing."""
+    """The address of a client; empty for this machine, where a proxy may run."""
     address = str((connection.remote_address or ("",))[0])
     with suppress(ValueError):
         return "" if ipaddress.ip_address(address.partition("%")[0]).is_loopback else address

@@ -1,4 +1,4 @@
-"""A talk: one speaker's audio, the translation, its text on disk, and who listens to it."""
+"""A talk: one speaker's audio, its translation, the text on disk, and the listeners."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ..simul.silence import SILENCE_DB, level_of
 from .messages import Samples
 from .texts import Kept, Text
 
-LONGEST_CHUNK = SAMPLE_RATE // 2  # samples that are translated before the text so far is shown
-UNSENT = 1_000  # messages that wait for a listener, at most
-AUDIBLE_S = 1.0  # who has sent so much sound speaks
-MARK_S = 5.0  # in a segment, so often is written down how much of it is settled
+LONGEST_CHUNK = SAMPLE_RATE // 2  # most samples that are translated before text is shown
+UNSENT = 1_000  # most messages that wait for a listener
+AUDIBLE_S = 1.0  # seconds of sound after which a client counts as speaking
+MARK_S = 5.0  # seconds between marks in the file, within a segment, of how much is settled
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def _limit(default: float, about: str) -> Any:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server grants; the commands' help is what each field says of itself."""
+    """The limits of a server. `about` of each field is the help text of its option."""
 
     talks: int = _limit(4, "that are translated at a time")
     connections: int = _limit(64, "of speakers")
@@ -57,20 +57,20 @@ class Limits:
 
 
 class Listener:
-    """Messages on their way to one client. One that does not read them in time is left behind (`lost`)."""
+    """Messages on their way to one client. A client that does not read them in time is given up (`lost`)."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self.lost = False
 
     def put(self, message: dict[str, Any] | None) -> None:
-        """None: there will be no more."""
+        """Queue a message; None: there will be no more."""
         self.lost = self.lost or self._queue.qsize() >= UNSENT
         if not self.lost or message is None:
             self._queue.put_nowait(message)
 
     async def next(self, patience_s: float | None = None) -> dict[str, Any] | None:
-        """The next message, or an empty one after so many seconds."""
+        """The next message, or an empty one if none comes in time."""
         try:
             return await asyncio.wait_for(self._queue.get(), patience_s)
         except TimeoutError:
@@ -78,7 +78,7 @@ class Listener:
 
 
 class Talk:
-    """Audio goes in with `hear` and `end`; messages for its listeners come out while `run` runs.
+    """Takes audio with `hear` and `end`, and sends messages to its listeners while `run` runs.
 
     Everything but the translation itself, which is in a thread of `pool`, happens in the event loop. `name` lets one
     listen, `key` speak. A talk translates once it is given a place (`placed`), and keeps its audio until then.
@@ -95,31 +95,31 @@ class Talk:
         secret: str = "",
         kept: Kept | None = None,
     ) -> None:
-        """`kept`: what is known of it from before a restart.
+        """`kept`: the talk as it was before a restart.
 
         Raises LeapformerError for a rate that cannot be resampled.
         """
         self.name, self.secret = name, secret
         self.rate, self._make = rate, make
         self._session: Session | None = None
-        self.keep: Callable[[], Text] | None = None  # makes the file of the text
+        self.keep: Callable[[], Text] | None = None  # creates the file of the text
         self.text: Text | None = None
         self.history = [] if kept is None else list(kept.events)  # final text
         self.received = 0 if kept is None else kept.settled  # samples of the client's audio
         self.speaker: object | None = None
-        self.turn = 0  # the speaker's connections number themselves: one that is held up on its way may come last
+        self.turn = 0  # number of the speaker's connection, because a delayed one may arrive after its successor
         self.done, self.placed = asyncio.Event(), asyncio.Event()
         self._samples = Samples(rate)
         self._segments = max((event.segment for event in self.history), default=0)  # of earlier sessions
-        self._start = self.received  # samples of the client's audio before those that the session knows
-        self._settled = self.received  # samples of the client's audio whose text is final, however the server may end
+        self._start = self.received  # samples of the client's audio before the session's first one
+        self._settled = self.received  # samples of the client's audio whose text is final, and on disk if it is kept
         self._pool, self._backlog = pool, round(backlog_s * SAMPLE_RATE)
         self._shown = Shown(unit)
         self._shown.changed(self.history)
         self._listeners: list[Listener] = []
         self._waiting: deque[np.ndarray] = deque()
         self._n_waiting = 0
-        self._audible, self._sounded = 0, time.monotonic()  # samples, and when the last of them came
+        self._audible, self._sounded = 0, time.monotonic()  # samples of sound, and the time of the last one
         self._wake, self._room = asyncio.Event(), asyncio.Event()
         self._room.set()
         self._ended = False
@@ -130,24 +130,24 @@ class Talk:
 
     @property
     def key(self) -> str:
-        """Who knows it may speak."""
+        """The key, with which a client may speak."""
         return f"{self.name}.{self.secret}"
 
     @property
     def session(self) -> Session:
-        """Made when it is needed: who only reads what a talk said needs none."""
+        """The session, created at its first use: listeners of an old talk need none."""
         if self._session is None:
             self._session = self._make()
         return self._session
 
     @property
     def behind_s(self) -> float:
-        """Seconds of audio that wait for translation."""
+        """Seconds of audio that are not translated yet."""
         return self._n_waiting / SAMPLE_RATE
 
     @property
     def speaks(self) -> bool:
-        """Whether there was a second of sound: silence alone takes no place from others."""
+        """Whether a second of sound was heard: silence takes no place from other talks."""
         return self._audible >= AUDIBLE_S * SAMPLE_RATE
 
     @property
@@ -157,21 +157,21 @@ class Talk:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was heard of it, and nobody listens."""
+        """Whether nothing was heard and nobody listens."""
         return not (self.speaks or self.history or self._listeners)
 
     @property
     def is_heard(self) -> bool:
-        """Whether somebody listens, maybe only its speaker."""
+        """Whether there are listeners, the speaker included."""
         return bool(self._listeners)
 
     def is_mine(self, key: str) -> bool:
-        """Whether this key lets one speak."""
+        """Whether this is the key of the talk's speaker."""
         return bool(self.secret) and secrets.compare_digest(key.encode(), self.key.encode())
 
     # ------------------------------------------------------------------------------------------------------ listeners
     def join(self, speaker: bool = False, new: bool = False) -> Listener:
-        """Listen from now on; the first message tells what was written before, and a speaker the key.
+        """Listen from now on. The first message holds the text so far and, for the speaker, the key.
 
         new: whether the talk begins now.
         """
@@ -188,27 +188,26 @@ class Talk:
         return listener
 
     def leave(self, listener: Listener) -> None:
-        """The listener gets nothing more."""
+        """Stop sending to a listener."""
         if listener in self._listeners:
             self._listeners.remove(listener)
         listener.put(None)
 
     # ---------------------------------------------------------------------------------------------------------- audio
     def continue_from(self, place: int) -> int:
-        """How many bytes to skip of audio that begins with sample `place` of the talk.
+        """How many bytes to skip in audio that begins with sample `place` of the talk.
 
         Raises LeapformerError if samples before it are missing.
         """
         if place > self.received and self._session is None and not self._n_waiting:
-            self._start = self._settled = self.received = (
-                place  # lost with an earlier server; there is nobody to ask for it
-            )
+            # Audio that was lost with an earlier server is no longer available.
+            self._start = self._settled = self.received = place
         if place > self.received:
             raise LeapformerError(f"the audio goes on at sample {place}, {self.received} came; send all, in order")
         return 2 * (self.received - place)
 
     def hear(self, pcm: bytes) -> None:
-        """Take in audio; wait for `room` before the next. Raises LeapformerError as `Samples.of` does."""
+        """Add audio; wait for `room` before adding more. Raises LeapformerError as `Samples.of` does."""
         if self._ended:
             return
         samples = self._samples.of(pcm)
@@ -216,7 +215,7 @@ class Talk:
         self._take_in(samples)
 
     async def room(self) -> None:
-        """Wait until so much audio is translated that more may come."""
+        """Wait until enough audio is translated to accept more."""
         late = self._n_waiting > self._backlog and (self.placed.is_set() or self.speaks)
         if late and not self.done.is_set():
             self._room.clear()
@@ -224,11 +223,11 @@ class Talk:
             await self._room.wait()
 
     def tell_state(self) -> None:
-        """How much came, and how far the translation is behind."""
+        """Send how much audio has arrived, and how far the translation is behind."""
         self._tell({"new": "", "deleted": "", "events": [], **self._state()})
 
     def finish(self) -> None:
-        """There is no more audio."""
+        """Mark the end of the audio."""
         if not self._ended:
             self._take_in(self._samples.rest())
         self.end()
@@ -245,7 +244,7 @@ class Talk:
             self._forget_silence()
 
     def _forget_silence(self) -> None:
-        """Of what waits, the oldest: it was silence, and nobody has had time for it."""
+        """Drop the oldest waiting audio, which was silence."""
         while self._n_waiting > self._backlog:
             dropped = len(self._waiting.popleft())
             self._n_waiting -= dropped
@@ -254,14 +253,14 @@ class Talk:
                 self._settled = self._start
 
     def end(self) -> None:
-        """There is no more audio; `done` will be set."""
+        """End the audio; `done` is set once it is translated."""
         self._ended = True
         self._wake.set()
         self.placed.set()
 
     # ---------------------------------------------------------------------------------------------------- translation
     async def run(self) -> None:
-        """Translate to the end. An error ends this talk only; its listeners are told."""
+        """Translate to the end. An error ends this talk only, and is sent to its listeners."""
         loop, cancelled = asyncio.get_running_loop(), True
         try:
             while not self.done.is_set():
@@ -271,7 +270,7 @@ class Talk:
                 if not len(samples) and not last:
                     self._wake.clear()
                     continue
-                session = self.session  # made here: a client may choose k at the same time
+                session = self.session  # created here: a client may choose k at the same time
                 self._written(await loop.run_in_executor(self._pool, self._translate, session, samples, last))
                 if last:
                     break
@@ -288,13 +287,13 @@ class Talk:
                 self.text.close()
             self._room.set()
             for listener in self._listeners:
-                if not cancelled:  # else the server ends, and the talk may go on with the next one
+                if not cancelled:  # otherwise the server stops, and its successor may continue the talk
                     listener.put({"end_of_processing": True})
                 listener.put(None)
             self._listeners.clear()
 
     def _written(self, events: list[Event]) -> None:
-        """Keep final events and tell all."""
+        """Add final events to the history, and send all events to the listeners."""
         self.history += self._final(events)
         new, deleted = self._shown.changed(events).strings
         self._tell({"new": new, "deleted": deleted, "events": list(map(vars, events)), **self._state()})
@@ -304,7 +303,7 @@ class Talk:
         return [event for event in events if event.final and (event.text or event.ends)]
 
     def _take(self) -> tuple[np.ndarray, bool]:
-        """Samples that wait, not too many at a time, and whether they are the last."""
+        """At most LONGEST_CHUNK waiting samples, and whether they are the last."""
         taken, count = [np.zeros(0, np.float32)], 0
         while self._waiting and count < LONGEST_CHUNK:
             piece = self._waiting.popleft()
@@ -319,22 +318,25 @@ class Talk:
         return np.concatenate(taken), self._ended and not self._waiting
 
     def _translate(self, session: Session, samples: np.ndarray, last: bool) -> list[Event]:
-        """In a thread: the events, whose final text is on disk when they are told; a slow one stalls nobody else."""
+        """Translate, in a thread of its own, and write final text to disk before it is sent."""
         start = time.perf_counter()
         events = list(session.push(samples))
         if last:
             events += session.finish()
         self._compute_s += time.perf_counter() - start
         before, seconds = self._segments, self._start / self.rate
-        events = [replace(one, segment=one.segment + before, audio_s=round(one.audio_s + seconds, 6)) for one in events]
+        events = [
+            replace(event, segment=event.segment + before, audio_s=round(event.audio_s + seconds, 6))
+            for event in events
+        ]
         self._write_down(session, self._final(events), last)
         return events
 
     def _write_down(self, session: Session, final: list[Event], last: bool) -> None:
-        """Final events, and what is settled with them; only then may the client forget its audio."""
+        """Write final events and what they settle to disk; only then may the client forget its audio."""
         if final and self.keep is not None and not self.done.is_set():
             self.text, self.keep = self.keep(), None
-            if self.done.is_set():  # meanwhile, the server ends
+            if self.done.is_set():  # the server stopped in the meantime
                 self.text.close()
         settled = self._start + session.settled * self.rate // SAMPLE_RATE
         letters, ended = session.settled_letters, any(event.ends for event in final)

@@ -1,4 +1,4 @@
-"""The texts of talks on disk: final words are there as soon as they are written, and outlive the server.
+"""The texts of talks on disk: final words are saved at once and survive the server.
 
 A file for each talk, NAME.jsonl, which only its owner may read: a line about the talk, one for each final event, and a
 last one when the talk has ended. A talk that lost its server goes on from the end of its last finished segment or, in a
@@ -33,14 +33,14 @@ logger = logging.getLogger(__name__)
 
 
 def state_folder() -> Path:
-    """Where texts are kept unless another folder is given: below the user's folder for the state of programs."""
+    """The default folder of texts: below the user's folder for the state of programs."""
     state = os.environ.get("XDG_STATE_HOME", "")
     return (Path(state) if Path(state).is_absolute() else Path.home() / ".local/state") / "leapformer/talks"
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What is known of a talk: its final events up to the end of the last finished segment or mark, and where that was.
+    """A talk as read from disk: its final events up to the last finished segment or mark, and the place of that.
 
     settled: samples of the client's audio that the events are the text of; rate: of the audio.
     """
@@ -55,7 +55,7 @@ class Texts:
     """The folder of the texts."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises LeapformerError if it cannot be made or written to."""
+        """Raises LeapformerError if the folder cannot be created or written to."""
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -68,19 +68,19 @@ class Texts:
             ) from error
 
     def begin(self, name: str, secret: str, rate: int, about: dict[str, Any]) -> Text:
-        """The file of a new talk."""
+        """Create the file of a new talk."""
         first = {"talk": name, "secret": digest(secret), "sample_rate": rate, "began": _now(), **about}
         return Text(self._path(name), first)
 
     def again(self, name: str) -> Text:
-        """The file of a talk that goes on after a restart. Raises LeapformerError while another server writes it."""
+        """Open the file of a talk after a restart. Raises LeapformerError while another server writes it."""
         text = Text(self._path(name), {"again": _now()})
         if text.taken:
             raise LeapformerError("another server translates this talk; try again later")
         return text
 
     def find(self, name: str, secret: str | None = None) -> Kept | None:
-        """What is kept of a talk, for its speaker if a `secret` is given; None if there is none, or not of this one."""
+        """A talk on disk; with a `secret`, only if it is that of its speaker. None if there is none."""
         if not NAME.fullmatch(name):
             return None
         try:
@@ -94,7 +94,7 @@ class Texts:
             return None
         try:
             return _kept(entries)
-        except (KeyError, TypeError, ValueError):  # not as it was written
+        except (KeyError, TypeError, ValueError):  # damaged
             logger.warning("%s is damaged; move it elsewhere, or mend it by hand", self._path(name))
             return None
 
@@ -111,35 +111,35 @@ class Text:
     def __init__(self, path: Path, first: dict[str, Any]) -> None:
         self._path = path
         self._number: int | None = None
-        self._waiting = b""  # what is not written yet
-        self._lock = threading.Lock()  # a thread writes, and another one may close
+        self._waiting = b""  # bytes that are not written yet
+        self._lock = threading.Lock()  # one thread writes, and another may close
         self._gone = self._warned = False
         self.taken = False  # whether another server writes it
         self._write(first)
 
     @property
     def waits(self) -> bool:
-        """Whether something is not written yet."""
+        """Whether bytes are not written yet."""
         return bool(self._waiting)
 
     def add(self, events: Iterable[Event], settled: int) -> None:
-        """Final events; after the last of a segment, `settled` samples of the client's audio have their text."""
+        """Write final events; with the last one of a segment, `settled` samples of the client's audio are done."""
         self._write(*({**asdict(event), **({SETTLED: settled} if event.ends else {})} for event in events))
 
     def mark(self, settled: int, letters: int) -> None:
-        """So many samples of the client's audio are not needed again, nor is that text of the segment written again.
+        """Note that the first `settled` samples of the client's audio and `letters` of the segment are done.
 
-        letters: how many that are, without spaces.
+        letters: without spaces; they are not written again.
         """
         self._write({SETTLED: settled, LETTERS: letters})
 
     def end(self) -> None:
-        """There will be no more."""
+        """Mark the talk as ended."""
         self._write({ENDED: _now()})
         self.close()
 
     def close(self) -> None:
-        """The talk may go on later."""
+        """Close the file of a talk that may continue later."""
         with self._lock:
             if self._waiting:
                 self._flush()
@@ -159,7 +159,7 @@ class Text:
                 self._flush(any(SETTLED in entry or ENDED in entry for entry in entries))
 
     def _flush(self, safely: bool = True) -> None:
-        """`safely`: it is there even if the machine stops, unless somebody has deleted it."""
+        """Write what is waiting. `safely`: to the disk itself, so that it survives a crash of the machine."""
         try:
             self._number = self._opened() if self._number is None else self._number
             while self._waiting:
@@ -179,7 +179,7 @@ class Text:
             self._warned = True
 
     def _opened(self) -> int:
-        """Its file for this server alone, after a line that is complete."""
+        """Open and lock the file for this server; an incomplete last line is ended."""
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         number = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         try:
@@ -194,19 +194,19 @@ class Text:
         return number
 
     def _check_there(self, number: int) -> None:
-        """Whoever deletes a text does not want it."""
+        """Stop writing a file that somebody deleted."""
         if not os.fstat(number).st_nlink:
             logger.warning("%s was deleted; the talk goes on, its text is not kept", self._path)
             self._leave()
 
 
 def _entry(line: bytes) -> dict[str, Any]:
-    """A line of a text; nothing of one that is cut off, as where a server was killed midway."""
+    """The entry in a line; empty if the line is cut off because a server was killed."""
     try:
-        found = json.loads(line)
+        entry = json.loads(line)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return entry if isinstance(entry, dict) else {}
 
 
 def _kept(entries: list[dict[str, Any]]) -> Kept:
@@ -214,9 +214,9 @@ def _kept(entries: list[dict[str, Any]]) -> Kept:
     if not RATES[0] <= rate <= RATES[1]:
         raise ValueError(rate)
     events, settled = list[Event](), 0
-    whole = letters = 0  # events of which all is kept, and letters of those after them
+    whole = letters = 0  # events kept whole, and letters kept of those after them
     for entry in entries[1:]:
-        if "again" in entry:  # what the restart found unfinished was translated again
+        if "again" in entry:  # after a restart, unfinished text was translated again
             events[whole:] = _cut(events[whole:], letters)
             whole, letters = len(events), 0
         elif "text" in entry:
@@ -232,8 +232,8 @@ def _kept(entries: list[dict[str, Any]]) -> Kept:
 
 
 def _cut(events: list[Event], letters: int) -> list[Event]:
-    """The first so many letters of events as a segment that has ended."""
-    found = list[Event]()
+    """The first `letters` letters of events, as an ended segment."""
+    kept = list[Event]()
     for event in events:
         if not letters:
             break
@@ -241,12 +241,12 @@ def _cut(events: list[Event], letters: int) -> list[Event]:
         while place < len(event.text) and letters:
             letters -= not event.text[place].isspace()
             place += 1
-        found.append(replace(event, text=event.text[:place]))
-    return [*found[:-1], *(replace(event, ends=True) for event in found[-1:])]
+        kept.append(replace(event, text=event.text[:place]))
+    return [*kept[:-1], *(replace(event, ends=True) for event in kept[-1:])]
 
 
 def digest(secret: str) -> str:
-    """What is kept of a secret, to know it again."""
+    """The hash by which a secret is recognised."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 

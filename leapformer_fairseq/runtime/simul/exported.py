@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -31,9 +31,6 @@ from ..folder import (
 from .policy import PolicyOptions
 from .text import Detokenizer
 from .times import ComputeTimes
-
-if TYPE_CHECKING:
-    from .session import Samples
 
 NO_WEIGHTS = "exported models do not tell what they attend to; load the checkpoint instead"
 
@@ -102,7 +99,7 @@ class ExportedSystem:
         """An engine for one more utterance."""
         return ExportedEngine(self.graphs, self.about, self.eos, times)
 
-    def carried(self) -> type[Samples]:
+    def carried(self) -> type[Any]:
         """Raises LeapformerError: the graphs start anew with each segment."""
         raise LeapformerError(
             "--carry encoder: exported models begin anew with each segment; load the checkpoint instead"

@@ -34,7 +34,7 @@ def load_sessions(args: Namespace, open_checkpoint: OpenCheckpoint | None = None
     """
     options, segments = decoding_options(args), segment_options(args)
     system = open_system(args, args.device, open_checkpoint)
-    source = system.carried() if args.carry == "encoder" else Samples
+    source: type[Samples] = system.carried() if args.carry == "encoder" else Samples
     return Sessions(system, options, lambda drafts: Session(system, options, segments, source, drafts))
 
 

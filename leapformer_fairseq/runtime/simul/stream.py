@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from .policy import PolicyOptions
 from .silence import SILENCE_DB, Beginning, check_silence
 from .text import EMITTERS, Detokenizer
 from .times import ComputeTimes
-
-if TYPE_CHECKING:
-    from .session import Samples
 
 EARLY_EOS = ("mask", "wait")
 
@@ -110,8 +107,11 @@ class System(Protocol):
     def to(self, device: Any, dtype: Any = ...) -> None:
         """Move the model to a device of torch."""
 
-    def carried(self) -> type[Samples]:
-        """The input of sessions that carry their encoder over. Raises LeapformerError if it cannot be carried."""
+    def carried(self) -> type[Any]:
+        """The kind of `session.Samples` for sessions that carry their encoder over.
+
+        Raises LeapformerError if the encoder cannot be carried.
+        """
 
 
 @dataclass(frozen=True)
