@@ -34,7 +34,7 @@ def draw_attention(captured: Captured, head: int | str, queries: Axis, keys: Axi
     """
     panels = _panels(captured.weights(), captured, head)
     values = np.concatenate([matrix[~np.isnan(matrix)] for _, matrix in panels])
-    # From below 0 if need be, since weights of rope may be negative.
+    # The range may start below 0, since weights of rope may be negative.
     scale = (min(0.0, float(values.min())), float(np.percentile(values, HIGHEST)) or 1.0)
     _draw("attention", captured, panels, scale, queries, keys, path)
     return True
