@@ -19,7 +19,7 @@ from fairseq.tasks import FairseqTask
 
 from leapformer_fairseq import PLUGIN_DIR
 from leapformer_fairseq.attention import CAUSAL, MECHANISMS, TokenInfo, build
-from leapformer_fairseq.data.joined import _over
+from leapformer_fairseq.data.joined import _with_noise
 from leapformer_fairseq.models.augmentation import JoinedSentences
 from leapformer_fairseq.models.streaming_encoder import ArrivingSource
 from leapformer_fairseq.models.task import get_batch_iterator
@@ -498,7 +498,7 @@ def test_noise_goes_on_from_block_to_block() -> None:
     noise_, voice = rng.standard_normal(1000), rng.standard_normal(2750)
     whole = voice + np.resize(noise_, 2750)
     cuts = [0, 1, 333, 1000, 1200, 2750]
-    blocks = [_over(noise_, voice[a:b], a) for a, b in zip(cuts, cuts[1:], strict=False)]
+    blocks = [_with_noise(noise_, voice[a:b], a) for a, b in zip(cuts, cuts[1:], strict=False)]
     np.testing.assert_allclose(np.concatenate(blocks), whole, rtol=0, atol=1e-12)
 
 

@@ -20,7 +20,7 @@ from leapformer_fairseq.attention.ops import dispatch
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.export.check import compared_speech
 from leapformer_fairseq.export.graphs import DecoderStep
-from leapformer_fairseq.export.states import first_state, tensors_of
+from leapformer_fairseq.export.states import tensors_of
 from leapformer_fairseq.export.streaming import Listening, Writing
 from leapformer_fairseq.export.write import export_speech, quantize
 from leapformer_fairseq.models.averaging import describe_checkpoint
@@ -75,8 +75,8 @@ def test_parts_with_explicit_states_equal_the_model(plan, encoder):
     expected = IncrementalEngine(model, 2)
     expected.feed(frames.float().numpy())
     expected.finish()
-    heard, read = (tensors_of(first_state(one.attention, 1) for one in part.blocks) for part in (listening, writing))
-    own = tensors_of(first_state(one.attention, 1) for one in step.layers.blocks[SELF])
+    heard, read = (tensors_of(one.attention.empty_state(1) for one in part.blocks) for part in (listening, writing))
+    own = tensors_of(one.attention.empty_state(1) for one in step.layers.blocks[SELF])
     rows, before = [], torch.full((4, 80), torch.pi).double()  # before the first chunk, any numbers
     for start in range(0, len(frames), size):
         chunk, known = frames[start : start + size], frames[start : start + whole]
