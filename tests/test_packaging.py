@@ -1,4 +1,4 @@
-"""The layers of the package, read off its import statements, and what must work without fairseq."""
+"""The floors of the package, read off its import statements, and what must work without fairseq, or PyTorch."""
 
 import ast
 import re
@@ -16,15 +16,16 @@ from leapformer_fairseq import PLUGIN_DIR, __version__
 from .fresh import run_after
 
 PACKAGE = PLUGIN_DIR.name
-# Lowest first; each imports only what is before it, and attention of support only the errors.
-ORDER = (
-    "support", "attention", "runtime", "compat", "data", "modules", "models", "optim", "criterions", "tasks", "scoring",
-    "simul", "agents", "export", "studies", "cli",
+# Lowest first, as docs/floors.svg draws them; a room imports only from lower floors, and attention of support only the
+# errors.
+FLOORS = (
+    ("support",), ("attention", "runtime", "optim"), ("compat", "data"), ("modules",), ("models",),
+    ("scoring", "simul", "criterions", "tasks"), ("export", "agents"), ("studies",), ("cli",),
 )  # fmt: skip
 # What an installation without extras has, and packages that are imported where something optional needs them.
 BASE = {"numpy", "onnxruntime", "soundfile", "sentencepiece", "websockets"}
 LIBRARIES = {"support": {"tqdm"}, "attention": {"torch"}, "runtime": {*BASE, "onnx", "soxr"}}
-LEVEL = {name: level for level, name in enumerate(ORDER)}
+LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 SOURCES = sorted(PLUGIN_DIR.rglob("*.py"))
 
 
@@ -131,10 +132,22 @@ def test_no_files_import_each_other_in_a_circle():
         ("runtime/engine.py", "from ..simul.engine import Engine"),
         ("runtime/__main__.py", "from ..cli.main import main"),
         ("data/a.py", "from ..models import task"),
+        ("runtime/a.py", "def f():\n    from ..attention import build"),
+        ("simul/a.py", "from ..scoring.quality import score"),
     ],
 )
 def test_rule_refuses(file, statement):
     assert violations(statement, PLUGIN_DIR / file)
+
+
+def test_the_picture_shows_the_floors():
+    picture = PLUGIN_DIR.parent / "docs" / "floors.svg"
+    if not picture.is_file():
+        pytest.skip("the installed package has no docs beside it")
+    rows: dict[int, list[str]] = {}
+    for height, room in re.findall(r'<text x="\d+" y="(\d+)" class="name">(\w+)/</text>', picture.read_text()):
+        rows.setdefault(int(height), []).append(room)
+    assert tuple(tuple(rows[height]) for height in sorted(rows, reverse=True)) == FLOORS
 
 
 def test_every_module_has_a_layer():

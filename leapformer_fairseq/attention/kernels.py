@@ -1,8 +1,8 @@
 """Descriptions of mechanisms, from which `decoding` chooses the fused step of one token.
 
-A mechanism returns one of these from `Mechanism.kernel`, and does not know how it will be computed.
+A mechanism returns one of these from `Mechanism.kernel`; it does not know how the step is computed.
 
-Shapes: B batch entries, H heads, n slots, D head dimension, C width of the block's input.
+Shapes: B batch entries, H heads, n slots, l packed vectors, D head dimension, C width of the block's input.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class LinearKernel:
     """A feature map: an activation, then the cosine reweighting or a rotation, if any; sums are normalized.
 
     floor:      the least value that sums are divided by.
-    networks:   the proportion networks of queries and of keys. They read activated vectors, or projected ones if `raw`.
+    networks:   the proportion networks of queries and of keys, applied to activated vectors, or to projected ones if
+                `raw`.
     proportion: the proportions (B or 1,) of a position (from 1) in sequences of lengths (B,), or of unknown ones.
     rotation:   the cosine and sine of each leading pair of dimensions, (pairs, 2), at a position. The normalizer uses
                 the features before the rotation.
@@ -62,15 +63,15 @@ FEATURES = ("plain", "direction", "forgotten", "unit")  # numbered as in recurre
 class RecurrentKernel:
     """A recurrence without a normalizer, with log-decays g = -rate softplus(logit), read at unit RMS.
 
-    features:    q and k as they are (plain), the directions of silu(q) and silu(k), silu(q) and the share that a gate
-                 forgets instead of k, or the directions of q and k.
-    rates:       (H,).
+    features:    plain: q and k; direction: silu(q) and silu(k) at length one; unit: q and k at length one; forgotten:
+                 silu(q), and for k the share that the gate forgets.
+    rates:       (H,), the factor of each head's log-decays.
     gate:        of each head or each feature, G = H or H D; None: g = -rate for every token.
     floor:       a token keeps floor + (1 - floor) e^g of the state.
     strength:    weight (H, C) of the logits of the delta rule's strengths; None: values are added.
     most:        strengths are most sigmoid(logit).
     output:      weight (H D, C) of the output gate's logits; None: no output gate.
-    swish:       whether the output gate is logit sigmoid(logit), not sigmoid(logit).
+    swish:       whether the output gate is logit * sigmoid(logit), not sigmoid(logit).
     convolution: `ShortConvolution.step` of queries, keys and values, before all this.
     """
 
@@ -101,13 +102,11 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class SlotKernel:
-    """A memory that is a sum over the keys (ABC), and how its control depends on a token.
+    """A memory that is a sum over the keys (ABC), and its control. A kernel that only reads needs no control.
 
-    positional: on its position alone.
-    weight:     through logits W x of the block's input x, W (H n, C), and
-    alpha:      the control, given those logits.
-
-    A kernel that only reads, as in cross-attention, needs neither.
+    positional: the control of a token depends on its position alone.
+    weight:     W (H n, C) of the logits W x, if the control is a function of the block's input x.
+    alpha:      that function: the control, given the logits.
     """
 
     reading: Reading

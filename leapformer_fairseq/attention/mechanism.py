@@ -1,9 +1,11 @@
 """The contract of an attention mechanism: one function with executions that agree.
 
-reference: the definition, by all pairs or token by token (`weights`).
+reference: the definition, by all pairs or token by token (`weights`); tests run it in float64.
 scan:      segments with a state between them (`init_state`, `write`, `read`, `scan`): training, prompts, streaming.
-loop:      a scan that a graph can hold whatever the number of tokens: exported models.
+loop:      a scan whose graph does not depend on the number of tokens: exported models.
 step:      one token, with fused projections; `decoding.step_of` chooses it from the description that `kernel` returns.
+
+To write is to add keys and values to the state; to read is to answer queries from it.
 
 Shapes: B batch, H heads, T queries, S keys, D head dimension, E value dimension.
 """
@@ -47,20 +49,20 @@ class Inputs(NamedTuple):
 
 
 def shown(q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask) -> Inputs:
-    """Of the keys only those that some query sees, for a mechanism that keeps all that was written."""
+    """Drop keys that no query sees, and simplify the mask for a mechanism whose state keeps all that was written."""
     keys = seen(mask, q.shape[2], k.shape[2])
     return Inputs(q, k[:, :, :keys], v[:, :, :keys], query, key.narrow(0, keys), with_state(mask))
 
 
 @dataclass
 class State:
-    """What a mechanism remembers of the keys and values it has read. Every tensor is batch first.
+    """What a mechanism keeps of the keys and values written so far. Every tensor is batch first.
 
-    `write` and `scan` may change a state in place where no gradient is wanted; `fork` first when the old one is needed.
+    Without gradients `write` and `scan` may change a state in place; `fork` it first if the old one is needed.
     """
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors by name, for saving; `type(state)(**tensors)` brings the state back."""
+        """The tensors by name; `type(state)(**tensors)` restores the state."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def fork(self) -> Self:
@@ -68,7 +70,7 @@ class State:
         return type(self)(**{name: tensor.clone() for name, tensor in self.tensors().items()})
 
     def of(self, kind: type[S]) -> S:
-        """This state, which must be of this kind; TypeError for another mechanism's."""
+        """This state, if it is of this kind; raises TypeError for the state of another mechanism."""
         if not isinstance(self, kind):
             raise TypeError(f"a {type(self).__name__} does not belong to a mechanism with a {kind.__name__}")
         return self
@@ -97,7 +99,8 @@ class Mechanism(nn.Module):
     """How queries read keys and values, apart from the projections around it.
 
     A subclass implements `init_state`, `write` and `read`; the rest then follows token by token. Override what must be
-    fast: `scan` (many tokens), `kernel` (one token) and `_weights`. `capabilities` say where it can be used.
+    fast: `scan` (many tokens) and `_weights`, and describe the mechanism in `kernel` for a fused decoding step.
+    `capabilities` say where it can be used.
     """
 
     name: ClassVar[str]
@@ -133,9 +136,9 @@ class Mechanism(nn.Module):
         """
 
     def continued(self) -> dict[str, Tensor]:
-        """What it begins with, of its own state, over a checkpoint of the mechanism that it extends.
+        """Initial values of the parameters that a checkpoint of the mechanism that it extends does not have.
 
-        With these it does what that one did. A checkpoint may lack all of them, or none.
+        With them it begins almost as that mechanism ended. A checkpoint must have all of them or none.
         """
         return {}
 
@@ -145,25 +148,26 @@ class Mechanism(nn.Module):
     ) -> State:
         """The state before the first key, of `batch` sequences, on the device and in the precision of `like`.
 
-        `key` holds the carry where the mechanism has one. `mask` says how the state will be read: None, by queries that
-        see all keys.
+        `key` holds the carry if the mechanism has one. `mask` is that of the queries that will read the state; None:
+        they see all keys.
         """
         raise NotImplementedError
 
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> State:
-        """The state after reading keys (B, H, S, D) and values (B, H, S, E)."""
+        """The state after keys (B, H, S, D) and values (B, H, S, E) were written to it."""
         raise NotImplementedError
 
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
-        """Output (B, H, T, E) of queries (B, H, T, D) that see everything in the state."""
+        """The output (B, H, T, E) of queries (B, H, T, D) that see everything in the state."""
         raise NotImplementedError
 
     def scan(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
     ) -> tuple[Tensor, State]:
-        """Queries that see what `state` has read and, of these keys, what the mask shows them: (output, new state).
+        """Output and new state of queries that see everything in `state` and, of these keys, what the mask shows them.
 
-        This default goes from one set of visible keys to the next. The new state has read the keys that some query saw.
+        The keys that some query sees are written to the new state. This default goes from one set of visible keys to
+        the next.
         """
         return self._visit(self.write, self.read, state, Inputs(q, k, v, query, key, mask))
 
@@ -175,21 +179,21 @@ class Mechanism(nn.Module):
         for (t0, t1), (s0, s1), (a0, a1) in _visits(mask, q.shape[2], k.shape[2]):
             if s0 < s1:
                 state = write(state, k[:, :, s0:s1], v[:, :, s0:s1], key.narrow(s0, s1))
-            seen = state
+            visible = state
             if a0 < a1:
-                seen = write(state.fork(), k[:, :, a0:a1], v[:, :, a0:a1], key.narrow(a0, a1))
-            outputs.append(read(seen, q[:, :, t0:t1], query.narrow(t0, t1)))
+                visible = write(state.fork(), k[:, :, a0:a1], v[:, :, a0:a1], key.narrow(a0, a1))
+            outputs.append(read(visible, q[:, :, t0:t1], query.narrow(t0, t1)))
         return torch.cat(outputs, 2) if outputs else _nothing(q, k, v), state
 
     def extend(self, state: State, q: Tensor, k: Tensor, v: Tensor, tokens: TokenInfo) -> tuple[Tensor, State]:
-        """`scan` of one token of self-attention, which is written and then reads."""
+        """`scan` of one token of self-attention: write it, then read."""
         state = self.write(state, k, v, tokens)
         return self.read(state, q, tokens), state
 
     def read_shared(self, state: State, q: Tensor, query: TokenInfo, shared: int) -> Tensor:
-        """`read`, where `shared` neighbouring batch entries of q (B shared, H, T, D) have one of B states.
+        """`read` for queries (B * shared, H, T, D), of which `shared` neighbouring batch entries share one of B states.
 
-        These are the hypotheses of a sentence in cross-attention. They become queries of one sequence, so that its
+        These are the hypotheses of a sentence in cross-attention. They become queries of one sequence, so that each
         state is read once.
         """
         if shared == 1:
@@ -201,9 +205,9 @@ class Mechanism(nn.Module):
     def loop(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
     ) -> tuple[Tensor, State]:
-        """`scan` as a graph can hold it: the number of operations does not depend on that of the tokens.
+        """`scan` for a graph: the number of operations does not depend on the number of tokens.
 
-        It does depend on that of the chunks, and on that of the queries under a wait-k mask.
+        It does depend on the number of chunks, and under a wait-k mask on the number of queries.
         """
         x = shown(q, k, v, query, key, mask)
         if x.mask == CAUSAL and x.q.shape[2] == x.k.shape[2]:
@@ -211,7 +215,7 @@ class Mechanism(nn.Module):
         return self._visit(self.write_loop, self.read, state, x)
 
     def write_loop(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> State:
-        """`write` as a graph can hold it."""
+        """`write` for a graph, as `loop`."""
         return self.write(state, k, v, key)
 
     def _token_by_token(self, state: State, x: Inputs) -> tuple[Tensor, State]:
@@ -235,7 +239,7 @@ class Mechanism(nn.Module):
 
     # ----------------------------------------------------------------------------------------------------- description
     def kernel(self) -> Kernel | None:
-        """What a fused decoding step needs to know (see `kernels`); None: it calls `extend` and `read`."""
+        """What a fused decoding step needs to know (see `kernels`); None: it calls `extend`, or `read_shared`."""
         return None
 
     # ---------------------------------------------------------------------------------------------------------- carry
@@ -263,8 +267,10 @@ class Mechanism(nn.Module):
 
         `query` and `key` describe the tokens (positions, true lengths, padding); None means no padding, and under a
         causal mask queries are the keys' tokens. Outputs of padded queries are undefined but finite. Padded keys and
-        values may hold anything, also NaN; a NaN in a later key or value may reach queries before it. Raises
-        LeapformerError where the mechanism does not serve such a mask, or for an unknown `execution`.
+        values may hold anything, even NaN; a NaN in a later key or value may reach queries before it.
+
+        `execution` is "reference", "scan" or "loop" (see the module), or "auto": all pairs where these are less work
+        than a scan. Raises LeapformerError for an unknown one, and if the mechanism does not support such a mask.
         """
         if execution not in EXECUTIONS:
             raise LeapformerError(f"execution {execution!r} is unknown; choose from: {', '.join(EXECUTIONS)}")
@@ -305,7 +311,7 @@ class Mechanism(nn.Module):
         return query, key
 
     def same_tokens(self, q: Tensor, k: Tensor) -> bool:
-        """Whether queries are the keys' tokens: as a library, where they are as many; never in cross-attention."""
+        """Whether both sides are the same tokens: never in cross-attention, otherwise if there are as many of both."""
         return self.block != DECODER_CROSS and q.shape[2] == k.shape[2]
 
     # ------------------------------------------------------------------------------------- what a subclass may override
@@ -316,7 +322,7 @@ class Mechanism(nn.Module):
         return Mechanism.scan(self, state, q, k, v, query, key, mask)[0]
 
     def dropping(self) -> float:
-        """How much of the weights is dropped out now."""
+        """The dropout probability of weights, 0 outside training."""
         return self.dropout if self.training else 0.0
 
     def _few_pairs(self, x: Inputs) -> bool:
@@ -330,11 +336,11 @@ class Mechanism(nn.Module):
             return (weights @ accumulated(v)).to(v.dtype)
 
     def _in_segments(self, x: Inputs) -> Tensor:
-        """A scan from the empty state, in segments that the backward pass computes again where that saves memory."""
+        """A scan from the empty state. Long inputs are cut into segments that the backward pass runs again."""
         return self._scanned(x, self._segment)
 
     def _looped(self, x: Inputs) -> Tensor:
-        """A `loop` from the empty state; where all queries see all keys, any number of tokens is one operation."""
+        """A `loop` from the empty state; if all queries see all keys, one write handles all tokens."""
         at_once = x.mask is None or not self.capabilities.incremental
         return self._in_segments(x) if at_once else self.loop(self._first(x), *x)[0]
 

@@ -11,8 +11,8 @@ LeaPformer (Agostinelli et al., 2024, arXiv:2405.13046, eq. 8-10) compares a que
 relu(q) . relu(k) cos(pi/2 (p_q - p_k)), where a small network finds the proportion p in (0, 1) of each: a learned
 "where in the sequence". Since cos(a - b) = cos a cos b + sin a sin b, that is a dot product of features, too.
 
-`reference` is the definition, quadratic in the length. `scan` is linear: training and prompts. `step` takes one token
-and a state of constant size: generation. They agree to rounding (`tests/attention/test_minimal.py`), also with the
+`reference` compares all pairs, quadratic in the length. `scan` is linear: training and prompts. `step` takes one token
+and a state of constant size: generation. They agree up to rounding (`tests/attention/test_minimal.py`), also with the
 mechanism "leap" of this package, which adds padding, wait-k and chunk masks, memory-saving gradients and kernels.
 
 Shapes: B batch, H heads, T tokens, D head dimension, E value dimension. A state is (B, H, 2 D, E + 1): S_t, and z_t in
@@ -26,7 +26,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-FLOOR = 1e-4  # the least that is divided by: a query that matches no key gives 0
+FLOOR = 1e-4  # the smallest divisor: a query that matches no key gives 0
 
 
 class Proportion(nn.Module):

@@ -1,4 +1,4 @@
-"""The parts of a model as functions of tensors, states included: what becomes a graph each.
+"""Parts of a model as functions of tensors, states included; each becomes one graph.
 
 Shapes: B batch, S source tokens, C width, V words; in a decoder, R hypotheses for each of B sentences.
 """
@@ -23,7 +23,7 @@ class Layers(nn.Module):
     """The layers of a decoder, for one token of R hypotheses for each of B sentences.
 
     States of cross-attention have an entry for each sentence, those of self-attention for each hypothesis.
-    `shapes`: of all that is kept, as `states.shapes_of`.
+    `shapes`: of every state tensor, by name (`states.shapes_of`).
     """
 
     def __init__(self, decoder: Any, layers: Any) -> None:
@@ -47,11 +47,12 @@ class Layers(nn.Module):
                     step=None,
                     lengths=lengths,
                     state=block.taken(given[side]),
-                    read=int(side == CROSS),
+                    written=int(side == CROSS),
                     shared=count if side == CROSS else 1,
                     positions=positions.view(-1, 1),
                 )
         x = x.flatten(0, 1).unsqueeze(0)
+        # The source is in the states already: a column of zeros stands for it, and `read` says that it was read.
         width = self.layers[0].encoder_attn.k_proj.in_features if self.blocks[CROSS] else None
         nothing = None if width is None else x.new_zeros(1, x.shape[1], width)
         with decoder.context.own(PassOptions(execution="loop")):
@@ -95,7 +96,7 @@ def embedded(stack: Any, tokens: Tensor, positions: Tensor) -> Tensor:
 
 
 def _looked_up(table: Any, tokens: Tensor) -> Tensor:
-    """The vectors (.., C) of tokens (..); of an adaptive table those of every band, where fairseq's looks for them."""
+    """The embeddings (.., C) of tokens (..); of an adaptive table the sum over its bands, without indexing."""
     if not isinstance(table, AdaptiveInput):
         return table(tokens)
     total, start = torch.zeros(()), 0
@@ -114,13 +115,13 @@ def log_probs(decoder: Any, x: Tensor) -> Tensor:
 
 
 class Source(nn.Module):
-    """An encoder, and all that a decoder's steps need of tokens (B, S): the states of cross-attention, and the length.
+    """An encoder, and what decoder steps need from tokens (B, S): the states of cross-attention, and the length.
 
     `shapes`: of all this, as `states.source_shapes`.
     """
 
     def __init__(self, model: Any) -> None:
-        """Raises LeapformerError for a predictor of the length that has learned nothing."""
+        """Raises LeapformerError for an untrained length predictor."""
         super().__init__()
         self.encoder, self.decoder = model.encoder, model.decoder
         self.blocks, self.shapes = held(self.decoder, CROSS), source_shapes(self.decoder)
@@ -133,7 +134,7 @@ class Source(nn.Module):
         return embedded(self.encoder, tokens, positions) * keep.unsqueeze(2), self.encoder.layers
 
     def spoken(self, x: Tensor, speakers: Tensor | None) -> Tensor:
-        """Encoder states (S, B, C) with who speaks, where a model knows that."""
+        """Add the speaker embedding to encoder states (S, B, C), if the model has one."""
         return x
 
     def forward(self, tokens: Tensor, speakers: Tensor | None = None) -> list[Tensor]:

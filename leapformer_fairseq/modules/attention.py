@@ -31,12 +31,12 @@ IncrementalState = dict[str, Any]
 class Memory:
     """What one attention block keeps between decoding steps.
 
-    step:    the mechanism's decoding step; None with gradients, or where projections are not `nn.Linear`.
-    lengths: (B,), how long the targets were said to become when it was begun: a state of other lengths is another one.
+    step:    the mechanism's decoding step; None with gradients, and if a layer is more than its weights (see `_step`).
+    lengths: (B,), the target lengths that were announced when it was created; fixed since then.
     state:   what the mechanism has read.
     queries: query columns so far.
     padded:  (B,), how many of them were padding, if any.
-    read:    source columns already in `state` (cross-attention; the same for every sentence).
+    written: source columns already in `state` (cross-attention; the same for every sentence).
     shared:  neighbouring batch entries that share one state (cross-attention: the hypotheses of a sentence).
     positions: (B, T) or (1, T), of the next queries, where whoever runs the pass says them; None: they are counted.
     """
@@ -46,12 +46,12 @@ class Memory:
     state: State | None = None
     queries: int = 0
     padded: Tensor | None = None
-    read: int = 0
+    written: int = 0
     shared: int = 1
     positions: Tensor | None = None
 
     def fused(self, device: torch.device) -> Step | None:
-        """The fused step, where it may be taken: it changes states in place, has no gradient, and knows no autocast."""
+        """The fused step; None with gradients or autocast, since it works in place."""
         if self.step is None or torch.is_grad_enabled() or torch.is_autocast_enabled(device.type):
             return None
         return self.step
@@ -89,8 +89,8 @@ class Memory:
 def forget_source(incremental_state: IncrementalState) -> None:
     """Drop what cross-attention read, because the encoder was run again: the next step reads the source again."""
     for memory in _memories(incremental_state):
-        if memory.read:
-            memory.state, memory.read = None, 0
+        if memory.written:
+            memory.state, memory.written = None, 0
 
 
 def fork_state(incremental_state: IncrementalState) -> IncrementalState:
@@ -119,12 +119,12 @@ class Where(TypedDict):
 
 
 class MechanismAttention(FairseqIncrementalState, nn.Module):
-    """Projects, splits heads, asks one mechanism, and keeps its state in fairseq's `incremental_state`.
+    """Projects, splits heads, calls one mechanism, and keeps its state in fairseq's `incremental_state`.
 
     `like` is the stock attention that this module replaces: its projections are reused, so its checkpoints load and
-    only `mechanism.*` is new. `mask` limits what a query may see: CAUSAL in decoder self-attention, a wait-k prefix in
-    simultaneous cross-attention, chunks in streaming encoders, None otherwise; it holds in training and generation
-    alike. `context` describes the current pass of its stack; without a stack there is no carry.
+    only `mechanism.*` is new. `mask` limits what a query may see, in training and generation alike: CAUSAL in decoder
+    self-attention, a wait-k prefix in simultaneous cross-attention, chunks in streaming encoders, None otherwise.
+    `context` describes the current pass of its stack; without a stack there is no carry.
     """
 
     _get_full_incremental_state_key: Callable[[str], str]  # fairseq's
@@ -168,7 +168,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
         Weights are composed on request, which is quadratic, and while training only for `weights_in_training`; a pass
         with options of its own has them composed, if at all, by the layer whose weights of each head are needed.
-        `attn_mask` is ignored: `mask` was fixed at construction.
+        `attn_mask` is ignored: `mask` decides, or the schedule in the options of the pass.
         """
         if torch.is_grad_enabled():
             self._prepared = None  # weights are about to change; see `train`
@@ -186,7 +186,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return out, weights
 
     def _whole(self, query: Tensor, key: Tensor, keep: Tensor | None, wanted: bool) -> tuple[Tensor, Tensor | None]:
-        """Everything at once: training, scoring, encoders."""
+        """Full sequences: training, scoring, encoders."""
         key_info = self._described(TokenInfo.whole(key.shape[0], keep, key.device), key)
         if self.self_attention and self.mask is not None:
             key_info = key_info.of_length(self.context.told("lengths"))
@@ -213,7 +213,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return self.weights_in_training if self.training else self.compose_weights
 
     def _show(self, q: Tensor, k: Tensor, where: Where) -> None:
-        """Let whoever watches the passes of this thread see what the mechanism is given."""
+        """Pass q, k and their tokens to the watcher of this thread, if there is one."""
         watcher = self.context.watchers.get(self.slot) if self.context.watchers else None
         if watcher is not None:
             watcher(q, k, **where)
@@ -267,7 +267,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         outputs = []
         # Under wait-k one query after the other, since each sees more of the source.
         for part in query.split(len(query) if self.mask is None else 1):
-            state = self._read(memory, key, padding)
+            state = self._write_source(memory, key, padding)
             outputs.append(self._attend(part, state, memory))
             memory.advance(len(part))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs), weights
@@ -279,18 +279,18 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         mask = self.mask.after(memory.queries) if isinstance(self.mask, PrefixMask) else None
         return self.mechanism.weights(self._q(query), self._kv(key)[0], query=tokens, key=source, mask=mask)
 
-    def _read(self, memory: Memory, key: Tensor, padding: Tensor | None) -> State:
+    def _write_source(self, memory: Memory, key: Tensor, padding: Tensor | None) -> State:
         """The state, with the source columns that the next query may see brought into it."""
         stop = self.mask.count(memory.queries, len(key)) if isinstance(self.mask, PrefixMask) else len(key)
-        if memory.state is None or stop > memory.read:
+        if memory.state is None or stop > memory.written:
             keep = _keep(padding)
             if memory.state is None:
                 memory.shared = self._shared(key, keep)
             key, keep = key[:, :: memory.shared], None if keep is None else keep[:: memory.shared]
-            source = self._described(TokenInfo.whole(len(key), keep, key.device), key).narrow(memory.read, stop)
-            k, v = self._kv(key[memory.read : stop])
+            source = self._described(TokenInfo.whole(len(key), keep, key.device), key).narrow(memory.written, stop)
+            k, v = self._kv(key[memory.written : stop])
             state = self._first_state(k, v, source) if memory.state is None else memory.state
-            memory.state, memory.read = self.mechanism.write(state, k, v, source), stop
+            memory.state, memory.written = self.mechanism.write(state, k, v, source), stop
         if self.hands_on:
             self.context.carry = self.mechanism.carry(memory.state)
         return memory.state
@@ -326,14 +326,14 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return replace(tokens, inputs=query.transpose(0, 1)) if needed else tokens
 
     def empty_state(self, batch: int) -> State:
-        """The state before anything was read, of a mechanism that is given no carry."""
+        """The state before anything was written to it, of a mechanism without a carry."""
         like = self.v_proj.weight.new_zeros(batch, 1, self.v_proj.in_features)
         tokens = TokenInfo(torch.ones(1, 0, dtype=torch.long), inputs=like[:, :0])
         value_dim = self.v_proj.out_features // self.num_heads
         return self.mechanism.init_state(batch, value_dim, like, tokens, self.mask if self.self_attention else None)
 
     def write_source(self, state: State, source: Tensor, tokens: TokenInfo) -> State:
-        """The state of cross-attention after more of a source (S, B, C), as a graph can hold it."""
+        """The state of cross-attention after more of a source (S, B, C) was written to it, for a graph."""
         return self.mechanism.write_loop(state, *self._kv(source), self._described(tokens, source).cleared())
 
     def _first_state(self, k: Tensor, v: Tensor, key: TokenInfo) -> State:
@@ -369,7 +369,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return prepared[1]
 
     def train(self, mode: bool = True) -> MechanismAttention:
-        """As ever; the next generation also prepares its steps again.
+        """Also drop the prepared step, which the next generation prepares again.
 
         Versions do not tell of all that changes weights: fairseq's optimizers write to `parameter.data`. Between two
         generations with such a change there is a training step, and with that a pass with gradients or this.

@@ -253,7 +253,7 @@ class Follower:
             if not attention.encoder_decoder_attention:
                 continue
             memory = engine._state[attention.slot]
-            assert 0 < memory.read == visible
+            assert 0 < memory.written == visible
             self.same(memory.state.tensors(), self.read_singly(attention, states[:visible]), visible)
         # what is written next, against all of the text and audio at once
         tokens = torch.tensor([[2, *engine.tokens]])

@@ -23,7 +23,7 @@ WHOLE = "it reads the whole sequence at once, so that nothing can be decoded wit
 
 
 class Bidirectional(Mechanism):
-    """Attention without a state: a subclass writes `_weights`, and `_attended` for more speed than that.
+    """Attention without a state: a subclass implements `_ordered_weights`, and `_attended` for speed.
 
     Both are given tokens in order, padding last, so that a sequence gives the same in any batch. Queries are the first
     of the tokens, or all.

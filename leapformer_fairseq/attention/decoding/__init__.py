@@ -22,8 +22,9 @@ STEPS: dict[type, Any] = {
 def step_of(mechanism: Mechanism, projections: Projections) -> Step:
     """The decoding step of a block: self-attention, or cross-attention if `projections` lack k and v.
 
-    It holds copies of the weights, so prepare another one when they change.
+    The step copies the weights; call this again after they change.
     """
+    # Kernels are for CPUs; on a GPU, where launching operations takes the time, the fused projections are all there is.
     kernel = mechanism.kernel() if projections.q.weight.is_cpu else None
     if kernel is None or not (step := STEPS[type(kernel)]).fits(kernel, projections):
         return Step(mechanism, projections)

@@ -1,4 +1,4 @@
-"""Linear attention that forgets, and still reads weighted means: the normalizer decays with the sums."""
+"""Linear attention with a decay; outputs stay weighted means because the normalizer decays, too."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GATE_ORDER = Option(
     ("importance", "recency"),
 )
 SHORTEST_LIFE, LONGEST_LIFE = 11.0, 700.0  # half-lives in tokens at first, from the first head to the last
-WIDE_OPEN = 9.0  # logit of gates over a trained mechanism, a half-life of 5,600 tokens
+WIDE_OPEN = 9.0  # initial logit of gates added to a trained mechanism, a half-life of 5,600 tokens
 IMPORTANT = 4.0  # logit of the importance of a source token at first
 OPEN = 3.0  # logit of RFA's gates at first: half of what was read is forgotten after 14 tokens
 
@@ -56,10 +56,11 @@ class Averaging(RecurrentMechanism):
 
 
 class ForgetGate(Averaging):
-    """A feature map whose keys decay by e^{g_s}, g_s = logsigmoid(W x_s + b), a number for each head.
+    """A state that decays by e^{g_s} at each token, g_s = logsigmoid(W x_s + b), a number for each head.
 
-    In cross-attention, where the order of reading may mean nothing, `--gate-order importance` lets the gate multiply a
-    key's own features instead. A subclass adds `forget_gate()` as `gate`, after the parameters of its map.
+    In cross-attention, where the order of the source may mean nothing, the gate multiplies a key's own features
+    instead, unless `--gate-order recency` is given. A subclass sets `gate = forget_gate()` after the parameters of its
+    map: optimizers save their state in the order of parameters.
     """
 
     capabilities = Capabilities(needs_inputs=True)
@@ -75,7 +76,7 @@ class ForgetGate(Averaging):
         return Gate(self.input_dim, self.num_heads, begin.fill_(IMPORTANT) if self.weighs else begin, quiet=True)
 
     def continued(self) -> dict[str, Tensor]:
-        """Gates that are open: a trained `leap` goes on as `gated-leap`."""
+        """Open gates: a trained `leap` continues as `gated-leap`, `relu` as `gated-relu`."""
         return {
             "gate.outer.weight": torch.zeros_like(self.gate.outer.weight),
             "gate.outer.bias": torch.zeros_like(self.gate.outer.bias),
@@ -105,7 +106,7 @@ class GatedReLU(ForgetGate):
         return LinearKernel("relu", self.normalizer_floor, gate=self.gate.affine())
 
 
-@register("gated-leap", NORMALIZER_FLOOR, GATE_ORDER, *LeaP.options[1:])
+@register("gated-leap", NORMALIZER_FLOOR, GATE_ORDER, *LeaP.options[1:])  # the first is NORMALIZER_FLOOR
 class GatedLeaP(ForgetGate):
     """LeaPformer with a forget gate for each head: content, learned proportion and age in one weight."""
 
