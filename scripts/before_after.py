@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import soundfile
 import torch
 from fairseq.data import Dictionary
 from fairseq.models.transformer import TransformerDecoder
@@ -141,6 +142,25 @@ def _training(decoder: Any, words: int) -> Callable[[], None]:
     return run
 
 
+def sessions(package: str) -> Iterator[tuple[str, Rows]]:
+    """The recording of `leapformer demo`, live in pieces of 40 ms, by the exported model of this checkout."""
+    simul = "runtime.simul" if importlib.util.find_spec(f"{package}.runtime.simul") else "agents"
+    session, exported, stream, policy = (
+        importlib.import_module(f"{package}.{simul}.{name}") for name in ("session", "exported", "stream", "policy")
+    )
+    demo = HERE / "leapformer_fairseq" / "runtime" / "demo"
+    samples, _ = soundfile.read(demo / "example.flac", dtype="float32")
+    system = exported.ExportedSystem.load(demo / "model", policy.PolicyOptions("wait-k", 3))
+
+    def run() -> None:
+        live = session.Session(system, stream.DecodingOptions())
+        for start in range(0, len(samples), 640):
+            list(live.push(samples[start : start + 640]))
+        list(live.finish())
+
+    yield "a live session", {"recording": run}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("other", type=Path, metavar="OTHER", help="a checkout to compare with")
@@ -152,7 +172,7 @@ def main() -> None:
     for root, name in ((args.other, "leapformer_before"), (HERE, "leapformer_after")):
         loaded(root, name)
     ratios = {}
-    for cases in (mechanisms, decoders):
+    for cases in (mechanisms, decoders, sessions):
         for (title, before), (_, after) in zip(cases("leapformer_before"), cases("leapformer_after"), strict=True):
             for kind in before:
                 if args.only in f"{title}, {kind}":
