@@ -114,8 +114,8 @@ ATTRIBUTES = {
     "abc_untied": lambda mechanism: mechanism.tied,
     "sparse_noncausal": lambda mechanism: mechanism.capabilities.missing,
     "abc_max_length": lambda mechanism: mechanism.capabilities.limit_options and mechanism.control_table.shape,
-    "sinkhorn_max_length": lambda mechanism: mechanism.capabilities,
-    "synthesizer_max_length": lambda mechanism: mechanism.capabilities,
+    "sinkhorn_max_length": lambda mechanism: mechanism.sorting.shape,
+    "synthesizer_max_length": lambda mechanism: mechanism.longest,
 }
 # What an option is about, for all mechanisms or for one.
 WITH: dict[Any, dict[str, Any]] = {

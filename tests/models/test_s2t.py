@@ -179,7 +179,7 @@ def test_other_convolutions_halve_twice_and_leave_padding_alone(kernels):
     [
         ({"conv_kernel_sizes": "3"}, "--conv-kernel-sizes 3: give at least 2 positive numbers"),
         ({"conv_kernel_sizes": "3,x"}, "--conv-kernel-sizes 3,x: give"),
-        ({"conv_kernel_sizes": "4,4,4,4", "encoder_causal": True}, "reads arriving speech has 3,3; leave one"),
+        ({"conv_kernel_sizes": "4,4,4,4", "encoder_causal": True}, "a streaming encoder has 3,3; leave one"),
     ],
 )
 def test_convolutions_that_cannot_be_built(options, message):

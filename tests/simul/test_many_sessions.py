@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from leapformer_fairseq.attention import Mechanism
+from leapformer_fairseq.attention import Mechanism, step_of
 from leapformer_fairseq.modules import PassContext, attentions
+from leapformer_fairseq.modules import attention as modules_attention
 from leapformer_fairseq.modules.capture import capture, choose
 from leapformer_fairseq.runtime.cmvn import Cmvn
 from leapformer_fairseq.runtime.simul.policy import POLICIES, PolicyOptions
@@ -271,16 +272,13 @@ def test_weights_exist_once(
 ) -> None:
     """Also the copies that decoding steps hold, however many sessions need the first one at the same moment."""
     system, together, prepared = system_of("causal"), threading.Barrier(THREADS), []
-    prepare = Mechanism.step
 
-    def counted(self: Mechanism, projections: Any) -> Any:
-        prepared.append(self)
+    def counted(mechanism: Mechanism, projections: Any) -> Any:
+        prepared.append(mechanism)
         threading.Event().wait(0.05)  # the others come meanwhile
-        return prepare(self, projections)
+        return step_of(mechanism, projections)
 
-    for kind in {type(attention.mechanism) for attention in attentions(system.model.decoder)}:
-        prepare = kind.step
-        monkeypatch.setattr(kind, "step", counted)
+    monkeypatch.setattr(modules_attention, "step_of", counted)
 
     def first_token(i: int) -> set[int]:
         policy = PolicyOptions(k=1 + i % 4)
