@@ -40,13 +40,11 @@ class RFA(LinearMechanism):
 
     capabilities = Capabilities(normalized=False)
     projection: Tensor
+    sigma: nn.Parameter
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        self.normalizer_floor = float(self.chosen.rfa_floor)
-        self.features = number_of_features(self.chosen.rfa_features, self.block)
-        self.sigma = nn.Parameter(torch.ones(num_heads, 1, head_dim))
-        self.register_buffer("projection", random_rows(num_heads, self.features, head_dim))
+        add_random_features(self)
 
     def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
         return random_features(x, self.sigma * self.projection)
@@ -54,17 +52,19 @@ class RFA(LinearMechanism):
     map_keys = map_queries
 
 
-def number_of_features(chosen: str | int, block: str | None) -> int:
-    """The even number of features of a head in a block. Raises LeapformerError for an odd one."""
-    features = per_block(FEATURES.flag, chosen, block, least=2)
+def add_random_features(mechanism: Any) -> None:
+    """Give a mechanism what these features need: `features`, `normalizer_floor`, `sigma` and the fixed `projection`.
+
+    Raises LeapformerError for an odd number of features.
+    """
+    chosen, heads = mechanism.chosen, mechanism.num_heads
+    features = per_block(FEATURES.flag, chosen.rfa_features, mechanism.block, least=2)
     if features % 2:
         raise LeapformerError(f"{FEATURES.flag} {features}: give an even number, of sines and cosines")
-    return features
-
-
-def random_rows(num_heads: int, features: int, head_dim: int) -> Tensor:
-    """The random vectors of each head, (H, features / 2, D)."""
-    return orthogonal_rows(num_heads * features // 2, head_dim).unflatten(0, (num_heads, -1))
+    mechanism.features, mechanism.normalizer_floor = features, float(chosen.rfa_floor)
+    mechanism.sigma = nn.Parameter(torch.ones(heads, 1, mechanism.head_dim))
+    rows = orthogonal_rows(heads * features // 2, mechanism.head_dim)
+    mechanism.register_buffer("projection", rows.unflatten(0, (heads, -1)))
 
 
 def random_features(x: Tensor, rows: Tensor) -> Features:

@@ -14,7 +14,7 @@ from ..capabilities import DECODER_CROSS, Capabilities
 from ..kernels import LinearKernel
 from ..linear.base import NORMALIZER_FLOOR, Features
 from ..linear.leap import LeaP, leap_features, leap_kernel, proportion_networks
-from ..linear.rfa import FEATURES, FLOOR, number_of_features, random_features, random_rows
+from ..linear.rfa import FEATURES, FLOOR, add_random_features, random_features
 from ..ops.recurrent import Written
 from ..options import Option
 from ..registry import register
@@ -135,13 +135,11 @@ class GatedRFA(Averaging):
 
     capabilities = Capabilities(normalized=False, needs_inputs=True)
     projection: Tensor
+    sigma: nn.Parameter
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        self.normalizer_floor = float(self.chosen.rfa_floor)
-        self.features = number_of_features(self.chosen.rfa_features, self.block)
-        self.sigma = nn.Parameter(torch.ones(num_heads, 1, head_dim))
-        self.register_buffer("projection", random_rows(num_heads, self.features, head_dim))
+        add_random_features(self)
         self.gate = Gate(self.input_dim, num_heads, torch.full((num_heads,), OPEN))
 
     def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
