@@ -79,7 +79,7 @@ def resample(samples: np.ndarray, rate: int, new_rate: int = SAMPLE_RATE) -> np.
 
 @lru_cache
 def _low_pass(ratio: int, dtype: str) -> np.ndarray:
-    """The default filter of `resample_poly`, which spends a third of its time designing it anew for each call."""
+    """The default filter of `resample_poly`, which would spend a third of its time designing it for each call."""
     from scipy.signal import firwin
 
     return firwin(20 * ratio + 1, 1 / ratio, window=("kaiser", 5.0)).astype(dtype)

@@ -1,4 +1,4 @@
-"""Augmentation of speech training sets, drawn anew in each epoch: joined recordings, and other speeds.
+"""Augmentation of speech training sets, drawn again in each epoch: joined recordings, and other speeds.
 
 A model that has only seen single sentences fails if an utterance contains more than one, as in talks without pauses.
 Speed perturbation makes better use of a few hours of speech (Ko et al., 2015, Interspeech).

@@ -267,7 +267,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         outputs = []
         # Under wait-k one query after the other, since each sees more of the source.
         for part in query.split(len(query) if self.mask is None else 1):
-            state = self._write_source(memory, key, padding)
+            state = self._source_state(memory, key, padding)
             outputs.append(self._attend(part, state, memory))
             memory.advance(len(part))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs), weights
@@ -279,7 +279,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         mask = self.mask.after(memory.queries) if isinstance(self.mask, PrefixMask) else None
         return self.mechanism.weights(self._q(query), self._kv(key)[0], query=tokens, key=source, mask=mask)
 
-    def _write_source(self, memory: Memory, key: Tensor, padding: Tensor | None) -> State:
+    def _source_state(self, memory: Memory, key: Tensor, padding: Tensor | None) -> State:
         """The state, with the source columns that the next query may see brought into it."""
         stop = self.mask.count(memory.queries, len(key)) if isinstance(self.mask, PrefixMask) else len(key)
         if memory.state is None or stop > memory.written:

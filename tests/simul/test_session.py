@@ -313,13 +313,13 @@ def test_a_token_costs_the_same_after_any_source(arriving, monkeypatch) -> None:
     system = arriving("causal")
     first = flops_of_a_token(system, 1)
     assert first > 0 and flops_of_a_token(system, 20) == first
-    read = MechanismAttention._write_source
+    read = MechanismAttention._source_state
 
     def read_again(self, memory, *args):
         memory.state, memory.written = None, 0
         return read(self, memory, *args)
 
-    monkeypatch.setattr(MechanismAttention, "_write_source", read_again)
+    monkeypatch.setattr(MechanismAttention, "_source_state", read_again)
     assert flops_of_a_token(system, 20) > 1.5 * flops_of_a_token(system, 1), "an inverted control"
 
 

@@ -277,7 +277,7 @@ class Follower:
         memory, singly = Memory(None), attention.mechanism.capabilities.append
         with attention.context.own(PassOptions()):
             for end in range(1 if singly else len(states), len(states) + 1):
-                attention._write_source(memory, states[:end], None)
+                attention._source_state(memory, states[:end], None)
         return memory.state.tensors()
 
 

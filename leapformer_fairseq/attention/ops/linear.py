@@ -35,8 +35,10 @@ _replay = _Replay()
 
 @contextmanager
 def only_gradients(saved: Saved | None) -> Iterator[None]:
-    """Sums of this thread are placeholders if `saved` is filled: what is made of them is saved, and need not be
-    computed again. Their gradients are exact."""
+    """In this thread sums are placeholders with exact gradients if `saved` is filled.
+
+    The output that depends on them was saved then, so that their values are not needed.
+    """
     before, _replay.active = _replay.active, saved is not None and saved.filled
     try:
         yield

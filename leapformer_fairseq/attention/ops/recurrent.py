@@ -384,7 +384,7 @@ def inverse(system: Tensor, strength: Tensor) -> Tensor:
 
 
 def delta_block(scores: Tensor, v: Tensor, system: Tensor, strength: Tensor) -> Tensor:
-    """O (.., R, X) of one block that nothing precedes: P (.., R, C), V (.., C, X), A (.., C, C), b (.., C, 1)."""
+    """O (.., R, X) of a stand-alone block: P (.., R, C), V (.., C, X), A (.., C, C), b (.., C, 1)."""
     return _DeltaBlock.apply(scores, v, system, strength)
 
 

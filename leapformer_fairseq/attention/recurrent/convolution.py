@@ -66,8 +66,8 @@ class ShortConvolution(nn.Module):
         real = F.pad(real, (0, fill)).unflatten(1, (chunks, tokens))
         own, owned = x[:, :, :size], real[:, :, :size].sum(2)  # without copies; how many of them are real
         if keep is not None:
-            own = _first(own.flatten(1, 2), real[:, :, :size].flatten(1, 2)) if chunks > 1 else own
-            x = _first(x, real)
+            own = _real_first(own.flatten(1, 2), real[:, :, :size].flatten(1, 2)) if chunks > 1 else own
+            x = _real_first(x, real)
         places = torch.arange(self.before, device=x.device)
         if chunks == 1:
             earlier, stop = tail.unsqueeze(1), owned
@@ -240,7 +240,7 @@ class ConvolvedMechanism(NormedMechanism):
         return Inputs(q, k, v, query, key, mask), tail
 
 
-def _first(x: Tensor, real: Tensor) -> Tensor:
+def _real_first(x: Tensor, real: Tensor) -> Tensor:
     """Tokens (.., T, C), zeros where they are not `real` (.., T), with the real ones in front, in their order."""
     if torch.compiler.is_exporting():  # a graph cannot sort
         places, ends = torch.arange(x.shape[-2], device=x.device), real.long().cumsum(-1)
