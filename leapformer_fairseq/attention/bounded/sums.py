@@ -99,6 +99,6 @@ class SlotSums(BoundedMechanism):
         keys, values, before = self._tensors(state)
         alpha = self._control(k, tokens)
         logits, keys = causal_sums(self._scaled(q), k, alpha, keys)
-        mass = alpha.cumsum(2) + before.unsqueeze(2)
+        mass = linear.running_sums(alpha) + before.unsqueeze(2)
         out, values = causal_sums(self._read(logits, mass, self.dropping()), alpha, v, values)
         return out, SlotState(keys, values, mass[:, :, -1].clone())

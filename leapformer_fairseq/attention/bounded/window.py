@@ -11,6 +11,7 @@ from torch import Tensor
 from ..capabilities import DECODER_CROSS, ENCODER_SELF, Capabilities
 from ..masks import Mask
 from ..mechanism import State
+from ..ops import dispatch
 from ..ops.precision import accumulated, in_float32
 from ..registry import register
 from ..tokens import TokenInfo
@@ -69,7 +70,8 @@ class Window(BoundedMechanism):
         return self._seen(q, keys, query.positions, positions, self.dropping()) @ values
 
     def _causal(self, state: State, q: Tensor, k: Tensor, v: Tensor, tokens: TokenInfo) -> tuple[Tensor, State]:
-        outputs, size = [], max(64, self.reach)  # pairs of tokens are compared within about one window
+        # Pairs of tokens are compared within about one window.
+        outputs, size = [], max(dispatch.bounds(q.device).window, self.reach)
         parts = zip(*(x.split(size, 2) for x in (q, k, v)), strict=True)
         for i, (some_q, some_k, some_v) in enumerate(parts):
             here = tokens.narrow(i * size, (i + 1) * size)

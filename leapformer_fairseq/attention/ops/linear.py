@@ -9,6 +9,7 @@ queries and C * ratio keys.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..masks import ChunkMask, PrefixMask
+from . import dispatch
 from .precision import accumulated, without_autocast
 from .segments import Saved, first_order
 
@@ -132,6 +134,13 @@ def states(transition: Left, own: Tensor, first: Tensor, backward: bool = False)
     The transition M is a matrix, (G, n, F, F), a factor, (G, n, 1 or F, 1), or, None, 1; N is `own`, (G, n, F, M). With
     `backward` it goes from the last block to the first, and `first` is what comes in behind the last.
     """
+    if own.shape[1] > dispatch.bounds(own.device).states_in_turn:
+        return _states_in_groups(transition, own, first, backward)
+    return _states_in_turn(transition, own, first, backward)
+
+
+def _states_in_turn(transition: Left, own: Tensor, first: Tensor, backward: bool) -> tuple[Tensor, Tensor]:
+    """`states` block by block, the fewest operations."""
     count = own.shape[1]
     before, after = torch.empty_like(own), own.new_empty(first.shape)
     order = range(count - 1, -1, -1) if backward else range(count)
@@ -145,6 +154,52 @@ def states(transition: Left, own: Tensor, first: Tensor, backward: bool = False)
         else:
             torch.addcmul(own[:, block], transition[:, block], before[:, block], out=out)
     return before, after
+
+
+def _states_in_groups(transition: Left, own: Tensor, first: Tensor, backward: bool) -> tuple[Tensor, Tensor]:
+    """`states` in about 2 sqrt(n) calls: inside all groups of blocks at once, then from group to group.
+
+    A GPU computes the state of a block in less time than it takes to launch a call.
+    """
+    if backward:
+        flipped = None if transition is None else transition.flip(1)
+        before, after = _states_in_groups(flipped, own.flip(1), first, backward=False)
+        return before.flip(1), after
+    if transition is None:
+        before = torch.cat([first.unsqueeze(1), own[:, :-1]], 1).cumsum_(1)
+        return before, before[:, -1] + own[:, -1]
+
+    def applied(transition: Tensor, state: Tensor) -> Tensor:
+        return transition @ state if is_matrix(transition, own) else transition * state
+
+    count, (features, columns) = own.shape[1], own.shape[-2:]
+    size = math.isqrt(count - 1) + 1
+    # Columns that begin as the identity become the product of the transitions passed.
+    matrix = is_matrix(transition, own)
+    identity = torch.eye(features, dtype=own.dtype, device=own.device) if matrix else own.new_ones(features, 1)
+    start = torch.cat([own.new_zeros(features, columns), identity], -1)
+    writing = F.pad(own, (0, identity.shape[-1]))
+    parts = (
+        F.pad(x, (0, 0, 0, 0, 0, -count % size)).unflatten(1, (-1, size)).flatten(0, 1) for x in (transition, writing)
+    )
+    transitions, writing = parts
+    inside, left_behind = _states_in_turn(transitions, writing, start.expand(len(writing), -1, -1), backward=False)
+    by_group = left_behind.unflatten(0, (len(first), -1))
+    arriving, _ = _states_in_turn(by_group[..., columns:], by_group[..., :columns], first, backward=False)
+    passed = inside[..., columns:].unflatten(0, (len(first), -1))
+    before = inside[..., :columns].unflatten(0, (len(first), -1)) + applied(passed, arriving.unsqueeze(2))
+    before = before.flatten(1, 2)[:, :count]
+    return before, applied(transition[:, -1], before[:, -1]) + own[:, -1]
+
+
+def running_sums(x: Tensor) -> Tensor:
+    """Sums of x (.., T, M) over the tokens so far; of many tokens on a GPU in parts, since it adds columns in turn."""
+    limits, count = dispatch.bounds(x.device), x.shape[-2]
+    if count <= limits.chunk * limits.states_in_turn:
+        return x.cumsum(-2)
+    parts = F.pad(x, (0, 0, 0, -count % limits.chunk)).unflatten(-2, (-1, limits.chunk)).cumsum(-2)
+    before = F.pad(parts[..., :-1, -1:, :].cumsum(-3), (0, 0, 0, 0, 1, 0))
+    return (parts + before).flatten(-3, -2)[..., :count, :]
 
 
 def gradient_of_left(sent: Tensor, before: Tensor, after: Tensor, left: Tensor) -> Tensor:
