@@ -1,4 +1,4 @@
-"""Whether a mechanism is supported: what it supports and needs is data, from which one function answers."""
+"""Where a mechanism is supported: its capabilities as data, and the one function that evaluates them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Capabilities:
     unsupported:     block -> why it is not supported there, with the remedy.
     prefixes:        queries may see prefixes of a source, as in wait-k.
     append:          keys can be appended to a state without changing what earlier keys contributed.
-    incremental:     a decoder token's output does not depend on later tokens, so a state can be decoded from.
+    incremental:     a decoder token's output does not depend on later tokens, so they can be generated one by one.
     missing:         what a model must be given before it can use the mechanism, with the remedy; "" if nothing.
     normalized:      the weights of a query sum to one, unless it matches no key.
     constant_state:  the size of the state does not depend on the number of tokens read.

@@ -60,9 +60,10 @@ def build(
     input_dim: int | None = None,
     **options: Any,
 ) -> Mechanism:
-    """Create the mechanism `name` for heads of width `head_dim`.
+    """Create the mechanism `name` with `num_heads` heads of width `head_dim`.
 
-    `block` is where it will be used, one of `BLOCKS`; None: as a library. `input_dim` is the width of the keys' inputs
+    `dropout` is the probability of dropping a weight in training, for mechanisms that have dropout. `block`, one of
+    `BLOCKS`, is where the mechanism will be used; None: as a library. `input_dim` is the width of the keys' inputs
     (default: that of all heads). `options` that are not given take their defaults. Raises LeapformerError for an
     unknown name, block or option, and for a value that is not allowed.
     """

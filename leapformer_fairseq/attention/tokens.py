@@ -24,7 +24,7 @@ class Carry(NamedTuple):
     keep: Tensor | None = None
 
     def for_batch(self, size: int) -> Carry:
-        """The carry for `size` batch entries. A sentence is one entry, or several neighbours, its hypotheses."""
+        """The carry for `size` batch entries: one for each sentence, or several neighbours, its hypotheses."""
         count = len(self.values)
         if count == size:
             return self

@@ -31,7 +31,7 @@ class Chosen:
     used:   (B or 1, H or 1, N, z or 1, m), True where a query sees the unit. No query sees the same unit twice.
     tokens: tokens of a unit; unit u begins at token u * `tokens`.
     whole:  indices of queries that see all keys instead, (B or 1, g).
-    once:   (B or 1, g), False at entries of `whole` that only fill it up and repeat query 0.
+    once:   (B or 1, g), False at fillers of `whole`, which repeat query 0.
     """
 
     units: Tensor
@@ -48,7 +48,7 @@ class ChosenKeys(Bidirectional):
 
     @abstractmethod
     def choose(self, lengths: Tensor, count: int) -> Chosen:
-        """The choice for sequences of `lengths` (B or 1,), `count` tokens with padding. Padded keys may be chosen."""
+        """Choose keys in sequences of `lengths` (B or 1,), `count` with padding, which may be chosen and is masked."""
 
     def edges(self, lengths: Tensor, count: int) -> Tensor:
         """True where a query sees a key, (B or 1, H or 1, T, T)."""
@@ -174,7 +174,7 @@ SUMMARY = Option(
 class SparseTransformer(ChosenKeys):
     """Softmax over a token's block and the last c tokens of every block (Child et al., 2019, arXiv:1904.10509, 4.3).
 
-    As this is for encoders, blocks before and after the token's count. All heads have both parts of the pattern.
+    For encoders, so the blocks are those before and after the token. All heads have both parts of the pattern.
     """
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:

@@ -24,11 +24,12 @@ ITSELF = 1e5  # subtracted from a token's score with itself, so that it attends 
 
 @register("reformer", HASHES, BUCKETS, CHUNK)
 class Reformer(Bidirectional):
-    """Softmax over tokens that share a bucket in some round, within a chunk of the sorted tokens and the one before.
+    """Softmax over tokens that share a bucket in some round, in the same chunk of the sorted tokens or the one before.
 
-    Queries are keys before these are divided by their norm. A pair that shares buckets in several rounds counts once.
-    (Kitaev et al., 2020, arXiv:2001.04451, section 2 and eq. 5-6.) The hash, argmax [x R; -x R], has a fixed R and a
-    fixed number of buckets; the released code draws R for every batch and uses more buckets for longer texts.
+    Queries and keys are the same vectors, the keys divided by their norm. A pair that shares a bucket in several rounds
+    counts once. (Kitaev et al., 2020, arXiv:2001.04451, section 2 and eq. 5-6.) The hash, argmax [x R; -x R], has a
+    fixed R and a fixed number of buckets; the released code draws R for every batch and uses more buckets for longer
+    texts.
     """
 
     rotation: Tensor

@@ -23,7 +23,7 @@ ITERATIONS, TEMPERATURE = 8, 0.75
 
 @register("sinkhorn", SIZE, LENGTH)
 class Sinkhorn(Bidirectional):
-    """Softmax over a block and the same block of R K, where the doubly stochastic R mixes (softly sorts) blocks.
+    """Softmax over a block of K and the same block of R K, where the doubly stochastic R softly sorts the blocks.
 
     The logits of R are a linear map, for each head, of the mean key of each block; Sinkhorn's iterations normalise
     them. Tay et al., 2020, arXiv:2002.11296, section 3; without noise.

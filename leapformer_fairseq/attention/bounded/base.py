@@ -128,7 +128,7 @@ def slot_weights(logits: Tensor, empty: Tensor | None, dropout: float) -> Tensor
 
 
 def kept(alpha: Tensor, tokens: TokenInfo) -> Tensor:
-    """The control alpha (B, H, S, n) with zeros at padding, which so writes nothing."""
+    """The control alpha (B, H, S, n) with zeros at padding, so that padding writes nothing."""
     return alpha if tokens.keep is None else alpha * tokens.keep[:, None, :, None].to(alpha.dtype)
 
 
@@ -145,7 +145,7 @@ def added(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def limited(mechanism: Mechanism, limit: int, flag: str) -> Capabilities:
-    """The capabilities of a mechanism that can read at most `limit` tokens, a number set by `flag`."""
+    """The capabilities of a mechanism that can read at most `limit` tokens; `flag` names the options that set it."""
     decodes = mechanism.block in (None, DECODER_SELF)
     return replace(mechanism.capabilities, max_target=limit if decodes else None, limit_options=flag)
 

@@ -115,9 +115,9 @@ class Luna(BoundedMechanism):
     a_i = g(x_i W_pc . P W_pq / sqrt(D)), a query reads the memory K~_t = 1/t sum_{i <= t} k_i a_i^T,
     V~_t = 1/t sum_{i <= t} a_i v_i^T with a softmax (section 3.3); with raw keys W_pc is the identity, too.
 
-    Different from the paper, an attention normalises P where it reads it, not where it is passed on: the last layer
-    would otherwise have a normalisation that nothing uses. The first P is therefore normalised, too, self- and
-    cross-attention each have their own normalisation, and pre-norm models are no exception. Different from the released
+    Unlike in the paper, an attention normalises P where it reads it, not where it passes it on; otherwise the last
+    layer would have a normalisation that nothing uses. The first P is therefore normalised, too, self- and
+    cross-attention each have their own normalisation, and pre-norm models are no exception. Unlike in the released
     code, dropout is applied to weights but not to P. W_pq belongs to this module (except with `standard`); `receive`
     names the other projections. In library use there are none: keys and values are unpacked and written as given.
     """
@@ -169,9 +169,10 @@ class Luna(BoundedMechanism):
     def receive(self, projections: Projections) -> None:
         """Give each of the block's projections its role.
 
-        Tied: v_proj computes keys and values; k_proj projects for writing into slots, or for unpacking. Raw: v_proj
-        computes the values to pack, k_proj the values to unpack, which a causal block does not have. Untied: k_proj and
-        v_proj serve packing, and `own` layers writing or unpacking. Standard: k_proj and v_proj serve both.
+        tied:     v_proj computes keys and values; k_proj projects for writing into slots, or for unpacking.
+        raw:      v_proj computes the values to pack; k_proj those to unpack, which a causal block does not need.
+        untied:   k_proj and v_proj compute the keys and values to pack; the layers in `own` write or unpack.
+        standard: the same, but k_proj and v_proj also write or unpack, and q_proj also computes P W_pq.
         """
         q, _, k, v = projections
         self.stock = {

@@ -35,7 +35,7 @@ class WindowState(State):
 
 @register("abc-window", SLOTS, EMPTY_SLOTS)
 class Window(BoundedMechanism):
-    """Sliding window: K~_t = U K~_{t-1} + e_n k_t^T with the shift U, so a query sees the last n tokens with its own.
+    """Sliding window: K~_t = U K~_{t-1} + e_n k_t^T with the shift U. A query sees the last n tokens, its own too.
 
     Each token replaces the oldest. (Peng et al., 2022, arXiv:2110.02488, section 3.3.)
     """
@@ -109,7 +109,7 @@ class Window(BoundedMechanism):
 
 @register("abc-dilated", SLOTS, EMPTY_SLOTS)
 class Dilated(Window):
-    """Dilated window: tokens at odd and even positions go to two queues, and a query reads the queue of its position.
+    """Dilated window: tokens at odd and even positions form two queues, and a query reads the one of its own parity.
 
     It therefore sees n tokens: itself and every second one before it. The two queues together hold 2 n tokens. (Peng
     et al., 2022, arXiv:2110.02488, appendix A.4.)

@@ -16,7 +16,7 @@ from .base import NORMALIZER_FLOOR, Features, LinearMechanism
 def elu1(x: Tensor) -> Tensor:
     """elu(x) + 1 > 0: x + 1 above 0, exp(x) below.
 
-    exp(x) is not computed as (exp(x) - 1) + 1, which cancels to 0 below about -18 in float32.
+    exp(x) is computed directly: in float32, (exp(x) - 1) + 1 is 0 from about -18 downwards.
     """
     return _ELU1.apply(x) if torch.is_grad_enabled() else _ELU1.forward(x)
 

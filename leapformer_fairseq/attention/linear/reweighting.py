@@ -30,7 +30,7 @@ def right_angle(dtype: torch.dtype) -> float:
     return math.pi / 2 if dtype == torch.float64 else 1.5707962512969971
 
 
-FEW = 16_384  # below so many numbers, as in a decoding step, transposing them does not pay
+FEW = 16_384  # with fewer numbers in the input, as in a decoding step, transposing does not pay
 
 
 class ProportionNetwork(nn.Module):
