@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ...support.errors import LeapformerError
 from ..masks import ChunkMask, Mask, seen
-from .precision import accumulated
 from .segments import Plan, Segment, cut
 
 VARIABLE = "LEAPFORMER_DISPATCH"
@@ -43,7 +42,6 @@ class Bounds:
     states_in_turn:   up to so many states are computed one after another, more in groups, which takes fewer calls.
     window:           queries of a sliding window's block, at least.
     looks:            numbers on the device may decide what is computed, which waits for them.
-    half_operands:    products take bfloat16 and float16 operands as they are; sums are float32 in any case.
     source:           where the numbers are from.
     """
 
@@ -61,23 +59,21 @@ class Bounds:
     states_in_turn: int = 10**9
     window: int = 64
     looks: bool = True
-    half_operands: bool = False
     source: str = "measured on CPUs, head dimensions 32 to 128"
 
 
 BOUNDS: dict[str, Bounds] = {
     "cpu": Bounds(),
     "cuda": Bounds(
-        pairs=1000,
-        pairs_per_token=1.0,
+        pairs=400,
+        pairs_per_token=0.7,
         kept_numbers=64_000_000,
         kept_slot_tokens=1_000_000,
         segment_tokens=1_000_000,
         segment_slot_tokens=1_000_000,
         kept_segment=1_000_000,
-        chunk=128,
         states_in_turn=8,
-        window=1024,
+        window=256,
         source="measured on an H100, head dimension 64",
     ),
 }
@@ -151,9 +147,3 @@ def segment_size(q: Tensor, segment_tokens: int) -> int:
 def is_transformed() -> bool:
     """Whether torch.func or vmap is at work, which know nothing of custom backward passes."""
     return bool(torch._C._are_functorch_transforms_active())
-
-
-def operand(x: Tensor, like: torch.dtype) -> Tensor:
-    """A factor of a large product in the precision that the device multiplies fastest, for inputs of dtype `like`."""
-    half = like in (torch.bfloat16, torch.float16) and bounds(x.device).half_operands
-    return x.to(like) if half else accumulated(x)

@@ -82,26 +82,6 @@ def normalize(
     return out if dtype is None else out.to(dtype)
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b of matrices (.., .., ..), summed in float32 (float64) whatever the precision of the operands.
-
-    On a GPU operands of one half precision are multiplied as they are. A float32 state meets bfloat16 features in
-    bfloat16, whose range it fits; float16's it may not.
-    """
-    if a.dtype != b.dtype and torch.bfloat16 in (a.dtype, b.dtype):
-        a, b = a.bfloat16(), b.bfloat16()
-    if a.dtype == b.dtype and a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
-        lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-        a, b = (x.expand(*lead, *x.shape[-2:]).flatten(0, -3) for x in (a, b))
-        return torch.bmm(a, b, out_dtype=torch.float32).unflatten(0, lead)
-    return accumulated(a) @ accumulated(b)
-
-
-def add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """total + a @ b of matrices (G, .., ..), in place."""
-    return total.baddbmm_(a, b) if a.dtype == b.dtype == total.dtype else total.add_(product(a, b))
-
-
 def by_head(x: Tensor, weight: Tensor) -> Tensor:
     """Vectors (B, H, T, D) times the weight (H, F, D) of their head, (B, H, T, F), in the precision of x.
 
@@ -120,12 +100,12 @@ def state_of(k: Tensor, v: Tensor, last: bool = False) -> Tensor:
 
     `last`: nothing of the same segment reads it, so that it may be a placeholder.
     """
-    return _Product.apply(k, v, True, last) if torch.is_grad_enabled() else product(k.mT, v)
+    return _Product.apply(k, v, True, last) if torch.is_grad_enabled() else k.mT @ v
 
 
 def read_state(q: Tensor, state: Tensor) -> Tensor:
     """Sums (.., T, M) of queries over a state (.., F, M)."""
-    return _Product.apply(q, state, False, True) if torch.is_grad_enabled() else product(q, state)
+    return _Product.apply(q, state, False, True) if torch.is_grad_enabled() else q @ state
 
 
 def states(transition: Left, own: Tensor, first: Tensor, backward: bool = False) -> tuple[Tensor, Tensor]:
@@ -295,22 +275,22 @@ class _Chunks(NamedTuple):
         queries, keys = q.shape[1], k.shape[1]
         chunk = max(1, min(chunk, queries))
         q, k, v = _cut(q, chunk), _cut(k, chunk * ratio), _cut(v, chunk * ratio)
-        own = product(k.mT, v).unflatten(0, (len(first), -1))
+        own = (k.mT @ v).unflatten(0, (len(first), -1))
         before, after = states(left, own if left is None else own.mul_(left), first)
         return cls(q, k, v, before.flatten(0, 1), after, left, queries, keys)
 
     def sums(self) -> Tensor:
         """Sums of all queries, (G, T, M)."""
-        return self._join(add_product(product(self.q, self.before), self._scores(), self.v), self.queries)
+        return self._join((self.q @ self.before).baddbmm_(self._scores(), self.v), self.queries)
 
     def gradients(self, grad: Tensor, grad_after: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Left]:
         """Gradients of q, k, v, `first` and `left`, given those of sums, (G, T, M), and the state after, (G, F, M)."""
         grad = _cut(grad, self.q.shape[1])
-        later, grad_first, grad_left = self._sent_back(product(self.q.mT, grad), grad_after)
-        dv = add_product(product(self._scores().mT, grad), self.k, later)
-        grad_scores = self._hide_future(product(grad, self.v.mT))
-        dq = add_product(product(grad_scores, self.k), grad, self.before.mT)
-        dk = add_product(product(grad_scores.mT, self.q), self.v, later.mT)
+        later, grad_first, grad_left = self._sent_back(self.q.mT @ grad, grad_after)
+        dv = (self._scores().mT @ grad).baddbmm_(self.k, later)
+        grad_scores = self._hide_future(grad @ self.v.mT)
+        dq = (grad_scores @ self.k).baddbmm_(grad, self.before.mT)
+        dk = (grad_scores.mT @ self.q).baddbmm_(self.v, later.mT)
         return self._join(dq, self.queries), self._join(dk, self.keys), self._join(dv, self.keys), grad_first, grad_left
 
     def _sent_back(self, own: Tensor, last: Tensor) -> tuple[Tensor, Tensor, Left]:
@@ -326,7 +306,7 @@ class _Chunks(NamedTuple):
         return sent.mul_(left).flatten(0, 1), to_first, grad_left
 
     def _scores(self) -> Tensor:
-        return self._hide_future(product(self.q, self.k.mT))
+        return self._hide_future(self.q @ self.k.mT)
 
     def _hide_future(self, scores: Tensor) -> Tensor:
         """Zero, in place, the scores (G * n, C, C * ratio) of keys that a query does not see yet."""
@@ -349,14 +329,13 @@ class _GainedSums(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         *tensors, queries, keys = chunks = _Chunks.cut(q, k, v, first, left, ratio, chunk)
         ctx.save_for_backward(*tensors)
-        ctx.counts, ctx.dtypes = (queries, keys), [x.dtype for x in (q, k, v)]
+        ctx.counts = queries, keys
         return _placeholder(q, v) if _replay.active else chunks.sums(), chunks.after
 
     @staticmethod
     @first_order
     def backward(ctx: Any, saved: Any, grad: Tensor, grad_after: Tensor) -> tuple[Tensor | None, ...]:
-        dq, dk, dv, *others = _Chunks(*saved, *ctx.counts).gradients(grad, grad_after)
-        return *(x.to(dtype) for x, dtype in zip((dq, dk, dv), ctx.dtypes, strict=True)), *others, None, None
+        return *_Chunks(*saved, *ctx.counts).gradients(grad, grad_after), None, None
 
 
 class _Product(torch.autograd.Function):
@@ -370,15 +349,15 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(a, b)
         ctx.transposed = transposed
         left = a.mT if transposed else a
-        return _placeholder(left, b) if last and _replay.active else product(left, b)
+        return _placeholder(left, b) if last and _replay.active else left @ b
 
     @staticmethod
     @first_order
     def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         a, b = saved
-        grad_a = product(b, grad.mT) if ctx.transposed else product(grad, b.mT)
-        grad_b = product(a if ctx.transposed else a.mT, grad)
-        return grad_a.to(a.dtype), grad_b.to(b.dtype), None, None
+        if ctx.transposed:
+            return b @ grad.mT, a @ grad, None, None
+        return grad @ b.mT, a.mT @ grad, None, None
 
 
 class _Scores(torch.autograd.Function):

@@ -304,7 +304,6 @@ def _sweeps(place: Place, sizes: Sizes) -> list[Task]:
     middle, long = lengths[len(lengths) // 2], lengths[-2]
     chunks = {str(n): {**NO_PAIRS, "chunk": n} for n in (32, 64, 128, 256)}
     keys = {str(n): {**NO_PAIRS, "chunk_keys": n} for n in (64, 128, 256, 512)}
-    operands = {str(x): {**NO_PAIRS, "half_operands": x} for x in (True, False)}
     counts = (62_500, 250_000, 1_000_000)
     segments = {f"{n:,}": {**AGAIN, "segment_tokens": n, "segment_slot_tokens": n} for n in counts}
     turns = {"in turn": {**NO_PAIRS, "states_in_turn": 10**9}, "in groups": {**NO_PAIRS, "states_in_turn": 8}}
@@ -314,7 +313,6 @@ def _sweeps(place: Place, sizes: Sizes) -> list[Task]:
     plan: list[tuple[str, str, str, int, Mapping[str, dict[str, Any]]]] = [
         *(("chunk", name, "causal", long, chunks) for name in (WIDE, SLOTS)),
         ("chunk", NARROW, "causal", middle, chunks),
-        ("half_operands", WIDE, "causal", long, operands),
         ("segment_tokens", WIDE, "causal", long, segments),
         ("segment_slot_tokens", SLOTS, "causal", long, segments),
         ("kept_numbers", WIDE, "causal", long, again),
