@@ -100,7 +100,7 @@ class ExportedReader:
 
 
 MODELS = {TRANSLATION: ExportedTranslation, LANGUAGE: ExportedLanguageModel}
-TASKS = {TRANSLATION: "translation", LANGUAGE: "language_modeling"}  # fairseq's
+TASKS = {TRANSLATION: "translation", LANGUAGE: "language_modeling"}  # fairseq's names
 
 
 def _model(folder: Folder, task: Any) -> BaseFairseqModel:

@@ -24,7 +24,7 @@ from .synthesis import dropped
 
 LONGEST, MORE = 40, 20  # random sources have fewer tokens; a target may have this many more than its source
 FIRST = 4  # index of the first symbol that is a word
-FRAMES = 100, 600  # of random speech: at least, and fewer than
+FRAMES = 100, 600  # range of the number of random frames, without its end
 
 
 class Compared(NamedTuple):

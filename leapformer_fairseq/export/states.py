@@ -37,7 +37,7 @@ class Held:
         return [f"{self.side}.{self.layer}.{name}" for name in self.shapes]
 
     def taken(self, tensors: Iterator[Tensor]) -> State:
-        """The state, with the next tensors of the iterator."""
+        """A state of this block, built from the next tensors."""
         return self.kind(**{name: next(tensors) for name in self.shapes})
 
 

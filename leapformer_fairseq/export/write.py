@@ -203,7 +203,7 @@ def quantize_graph(path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    onnxruntime.set_default_logger_severity(3)  # errors
+    onnxruntime.set_default_logger_severity(3)  # errors only
     with replacing(path) as partial, _quiet():
         # This stores weights transposed that the graph transposes; otherwise they would not be quantized.
         quant_pre_process(path, partial, skip_onnx_shape=True, skip_symbolic_shape=True)

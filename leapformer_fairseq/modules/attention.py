@@ -127,7 +127,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
     `context` describes the current pass of the encoder or decoder; without one, there is no carry.
     """
 
-    _get_full_incremental_state_key: Callable[[str], str]  # fairseq's
+    _get_full_incremental_state_key: Callable[[str], str]  # defined by FairseqIncrementalState
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         before_softmax: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """The output (T, B, C), and weights (B, T, S), or (H, B, T, S) with `need_head_weights`; else None.
+        """The output (T, B, C), and weights (B, T, S), (H, B, T, S) with `need_head_weights`, or None.
 
         Weights are computed on request, which is quadratic; in training only if `weights_in_training` is set. A pass
         with options computes them only if these ask for weights, and only in layers called with `need_head_weights`.

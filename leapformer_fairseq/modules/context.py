@@ -57,7 +57,7 @@ class PassContext(threading.local):
 
     lengths:   (B,), true or predicted lengths of the targets; None if unknown.
     carry:     passed from layer to layer; None before the first layer that has a carry.
-    tokens:    positions and padding of an encoder's tokens in chunks; None: those of whole sequences without gaps.
+    tokens:    positions and padding of an encoder's tokens in chunks; None: of whole sequences, from the padding mask.
     states:    states of attention, by `slot`, for an utterance that is arriving, of which the pass reads the next
                chunks; None if the pass reads whole utterances.
     beam_size: number of neighbouring batch entries that are hypotheses of one sentence.

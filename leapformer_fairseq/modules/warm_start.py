@@ -37,8 +37,8 @@ def load_component(component: nn.Module, kind: str, path: str, args: Namespace) 
     Projections, feed-forward layers and embeddings must fit. Parameters of mechanisms are loaded if their names agree,
     and otherwise keep their initial values. A recogniser's CTC head is ignored if this model has none. A length
     predictor is never loaded, because lengths of transcripts are not those of translations. `args` are this model's
-    options, with which the weights must compute the same function as in the checkpoint. Raises LeapformerError
-    otherwise.
+    options, with which the weights must compute the same function as in the checkpoint. Raises LeapformerError if
+    anything does not fit.
     """
     if not PathManager.exists(path):
         raise LeapformerError(

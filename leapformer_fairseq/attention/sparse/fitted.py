@@ -73,7 +73,7 @@ class Fitted(Pattern):
         self._projections = projections
 
     def adopt(self, entry: Entry) -> None:
-        """Copy the entry of one layer into the buffers. Raises LeapformerError if a part is missing or misshapen."""
+        """Copy a layer's entry into the buffers. Raises LeapformerError if a part is missing or has another shape."""
         for buffer, name in self.parts().items():
             if name not in entry:
                 kind = name.rpartition(".")[0]
@@ -195,7 +195,7 @@ def first_projection(
 
 
 def block_prefix(size: int) -> str:
-    """The prefix in an entry of parts that are fitted to blocks of `size` tokens; none for single tokens."""
+    """The prefix of names, in an entry, of parts that are fitted to blocks of `size` tokens; empty for size 1."""
     return "" if size == 1 else f"block{size}."
 
 

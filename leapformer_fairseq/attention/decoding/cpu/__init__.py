@@ -101,7 +101,7 @@ def turned_off() -> Iterator[None]:
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """Load the library, compiled for this processor if the cache has none. On failure log the reason once."""
+    """The library, compiled if the cache has none for this processor; None if that fails, which is logged once."""
     try:
         library = ctypes.CDLL(str(_compiled()))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home directory

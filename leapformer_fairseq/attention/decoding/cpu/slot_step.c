@@ -25,7 +25,7 @@ typedef struct {
     float floor, scale;
 } SlotSizes;
 
-/* Add the row's key to the sums of keys, then multiply these with the query. */
+/* Add the row's key to the sums of keys, then multiply these by the query. */
 static void logits_of(const float *restrict q, const float *restrict k, const float *restrict control,
                       float *restrict keys, float *restrict logits, const SlotSizes *s) {
     const int slots = s->slots;
