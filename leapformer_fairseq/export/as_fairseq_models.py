@@ -1,4 +1,4 @@
-"""Exported models as fairseq's generator and scorer take them: encoder and decoder run in onnxruntime.
+"""Exported models with the interface of fairseq models: encoder and decoder run in onnxruntime.
 
 Shapes: B sentences, R hypotheses of each, V words.
 """
@@ -27,7 +27,7 @@ STATES, ROWS, ORDER, READ = "states", "rows", "order", "read"
 
 
 class _Exported:
-    """What exported models have in common, as fairseq asks for it."""
+    """Common methods of exported models that fairseq calls."""
 
     folder: Folder
 
@@ -35,16 +35,16 @@ class _Exported:
         return self.folder.max_target
 
     def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
-        """Of log-probabilities, which a temperature may have divided."""
-        found: Tensor = net_output[0].log_softmax(-1)
-        return found if log_probs else found.exp()
+        """Normalise log-probabilities again, because fairseq may have divided them by a temperature."""
+        normalized: Tensor = net_output[0].log_softmax(-1)
+        return normalized if log_probs else normalized.exp()
 
 
 class ExportedTranslation(_Exported, BaseFairseqModel):
-    """A translation model in a folder that `leapformer export` made."""
+    """A translation model in a folder that `leapformer export` wrote."""
 
     def __init__(self, folder: Folder, task: Any) -> None:
-        """Raises LeapformerError for another vocabulary than the task's."""
+        """Raises LeapformerError if the task has another vocabulary than the folder."""
         super().__init__()
         self.folder = folder
         for side, dictionary in (("source", task.source_dictionary), ("target", task.target_dictionary)):
@@ -58,24 +58,24 @@ class ExportedTranslation(_Exported, BaseFairseqModel):
 
 
 class ExportedLanguageModel(_Exported, FairseqLanguageModel):
-    """A language model in such a folder."""
+    """A language model in a folder that `leapformer export` wrote."""
 
     def __init__(self, folder: Folder, task: Any) -> None:
-        """Raises LeapformerError for another vocabulary than the task's."""
+        """Raises LeapformerError if the task has another vocabulary than the folder."""
         _check(folder, "target", task.target_dictionary)
         super().__init__(_LanguageDecoder(task.target_dictionary, Graphs(folder, torch.get_num_threads())))
         self.folder = folder
-        self.no_weights = nn.Parameter(torch.empty(0))  # fairseq looks where a model's first parameter is
+        self.no_weights = nn.Parameter(torch.empty(0))  # fairseq asks for the device of a model's first parameter
 
     def max_positions(self) -> int:
         return self.folder.max_target
 
 
 class ExportedReader:
-    """A `scoring.stream.Reader` of an exported language model."""
+    """A `scoring.stream.Reader` for an exported language model."""
 
     def __init__(self, folder: Folder, dictionary: Any) -> None:
-        """Raises LeapformerError for a model of another kind or vocabulary."""
+        """Raises LeapformerError if the folder holds another kind of model, or one with another vocabulary."""
         if folder.language is None:
             raise LeapformerError(f"{folder.path} holds a model for {folder.task}; give a language model")
         _check(folder, "target", dictionary)
@@ -90,21 +90,21 @@ class ExportedReader:
             )
 
     def log_probs(self, tokens: Tensor, state: dict[str, Any]) -> Tensor:
-        before, own = state.get(READ, 0), state.get(STATES) or self.graphs.begin(SELF, 1)
-        found, state[STATES] = self.graphs.text(tokens.unsqueeze(0).numpy(), own, before)
+        before, states = state.get(READ, 0), state.get(STATES) or self.graphs.begin(SELF, 1)
+        scores, state[STATES] = self.graphs.text(tokens.unsqueeze(0).numpy(), states, before)
         state[READ] = before + len(tokens)
-        return torch.from_numpy(found[0])
+        return torch.from_numpy(scores[0])
 
     def state_bytes(self, state: dict[str, Any]) -> int:
-        return sum(one.numpy().nbytes for one in state.get(STATES, {}).values())
+        return sum(value.numpy().nbytes for value in state.get(STATES, {}).values())
 
 
 MODELS = {TRANSLATION: ExportedTranslation, LANGUAGE: ExportedLanguageModel}
-TASKS = {TRANSLATION: "translation", LANGUAGE: "language_modeling"}  # fairseq's
+TASKS = {TRANSLATION: "translation", LANGUAGE: "language_modeling"}  # fairseq's names
 
 
 def _model(folder: Folder, task: Any) -> BaseFairseqModel:
-    """The model of a folder. Raises LeapformerError for another task than its own."""
+    """The model of a folder. Raises LeapformerError if the folder's model is not for text, or for another task."""
     if folder.task not in MODELS:
         raise LeapformerError(f"{folder.path} holds a model for {folder.task}; this needs one of text")
     adapt(task, Namespace(arch=str(folder.path)), TASKS[folder.task])
@@ -119,7 +119,7 @@ def _check(folder: Folder, side: str, dictionary: Any) -> None:
 
 
 class _Encoder(FairseqEncoder):
-    """What cross-attention needs of B sentences, and which of them each of B R batch entries belongs to."""
+    """The states of cross-attention for B sentences, and the index of the sentence of each of B R batch entries."""
 
     def __init__(self, dictionary: Any, graphs: Graphs) -> None:
         super().__init__(dictionary)
@@ -130,16 +130,16 @@ class _Encoder(FairseqEncoder):
         return {STATES: self.graphs.read(tokens.numpy()), ROWS: torch.arange(len(tokens))}
 
     def reorder_encoder_out(self, encoder_out: dict[str, Any], new_order: Tensor) -> dict[str, Any]:
-        """Sentences that no entry belongs to any more are dropped."""
+        """Reorder batch entries, and drop sentences without entries."""
         states, rows = encoder_out[STATES], encoder_out[ROWS]
         left, entries = rows[new_order.cpu()].unique(return_inverse=True)
         if len(left) < int(rows.max()) + 1:
-            states = {name: self.graphs.value(one.numpy()[left.numpy()]) for name, one in states.items()}
+            states = {name: self.graphs.value(value.numpy()[left.numpy()]) for name, value in states.items()}
         return {STATES: states, ROWS: entries}
 
 
 class _Decoder(FairseqIncrementalDecoder):
-    """One more token of every hypothesis."""
+    """One decoding step for all hypotheses."""
 
     def __init__(self, dictionary: Any, graphs: Graphs) -> None:
         super().__init__(dictionary)
@@ -151,23 +151,23 @@ class _Decoder(FairseqIncrementalDecoder):
         """Log-probabilities (B R, 1, V) after the last of the tokens (B R, T); R is the same for all sentences."""
         rows, position = encoder_out[ROWS], prev_output_tokens.shape[1]
         shape = (int(rows.max()) + 1, -1)
-        own = incremental_state.get(STATES) or self.graphs.begin(SELF, len(rows))
+        states = incremental_state.get(STATES) or self.graphs.begin(SELF, len(rows))
         order = incremental_state.pop(ORDER, torch.arange(len(rows)))
-        # A graph wants the hypotheses of a sentence side by side, as fairseq has them.
+        # In fairseq the hypotheses of a sentence are neighbours, so a view separates sentences and hypotheses.
         tokens = prev_output_tokens[:, -1].cpu().view(shape).numpy()
-        found, own = self.graphs.step(tokens, position, order.view(shape).numpy(), own, encoder_out[STATES])
-        incremental_state[STATES] = own
-        return torch.from_numpy(found).flatten(0, 1).unsqueeze(1).to(prev_output_tokens.device), None
+        scores, states = self.graphs.step(tokens, position, order.view(shape).numpy(), states, encoder_out[STATES])
+        incremental_state[STATES] = states
+        return torch.from_numpy(scores).flatten(0, 1).unsqueeze(1).to(prev_output_tokens.device), None
 
     def reorder_incremental_state_scripting(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:
-        """The graph follows with the next step."""
+        """Save the order; the graph of the next step reorders the states."""
         self.reorder_incremental_state(incremental_state, new_order)
         order = new_order.cpu()
         incremental_state[ORDER] = incremental_state[ORDER][order] if ORDER in incremental_state else order
 
 
 class _LanguageDecoder(Prompted, _Decoder):
-    """Whole texts, or one more token of every hypothesis; a prompt is read at once."""
+    """Reads whole texts, or makes one decoding step for all hypotheses; a prompt is read in one pass."""
 
     def __init__(self, dictionary: Any, graphs: Graphs) -> None:
         super().__init__(dictionary, graphs)
@@ -179,22 +179,22 @@ class _LanguageDecoder(Prompted, _Decoder):
         """Log-probabilities after all tokens (B, T), or, with `incremental_state`, after the last of them."""
         if incremental_state is None:
             return self.read(prev_output_tokens, {}), None
-        found = self.prompt_output(prev_output_tokens, incremental_state)
-        if found is not None:
-            return found, None
+        scores = self.prompt_output(prev_output_tokens, incremental_state)
+        if scores is not None:
+            return scores, None
         alone = {ROWS: torch.arange(len(prev_output_tokens)), STATES: dict[str, Any]()}
         return super().forward(prev_output_tokens, alone, incremental_state)
 
     def read(self, tokens: Tensor, incremental_state: dict[str, Any]) -> Tensor:
-        """Log-probabilities (B, T, V) after each of the tokens (B, T), the first of their texts."""
-        own = self.graphs.begin(SELF, len(tokens))
-        found, incremental_state[STATES] = self.graphs.text(tokens.cpu().numpy(), own)
-        return torch.from_numpy(found).to(tokens.device)
+        """Log-probabilities (B, T, V) after each of the tokens (B, T), which begin a text."""
+        states = self.graphs.begin(SELF, len(tokens))
+        scores, incremental_state[STATES] = self.graphs.text(tokens.cpu().numpy(), states)
+        return torch.from_numpy(scores).to(tokens.device)
 
 
 @contextmanager
 def exported_models() -> Iterator[None]:
-    """Meanwhile fairseq's commands load exported folders, too, in place of checkpoints."""
+    """Inside this context fairseq's commands also load exported folders where they expect checkpoints."""
     load = checkpoint_utils.load_model_ensemble_and_task
 
     def load_any(paths: Sequence[str], overrides: Any = None, task: Any = None, *args: Any, **options: Any) -> Any:

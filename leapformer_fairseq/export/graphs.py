@@ -1,4 +1,4 @@
-"""Parts of a model as functions of tensors, states included; each becomes one graph.
+"""Parts of a model as functions of tensors, including their states; each becomes one graph.
 
 Shapes: B batch, S source tokens, C width, V words; in a decoder, R hypotheses for each of B sentences.
 """
@@ -22,8 +22,8 @@ from .states import held, shapes_of, source_shapes, tensors_of
 class Layers(nn.Module):
     """The layers of a decoder, for one token of R hypotheses for each of B sentences.
 
-    States of cross-attention have an entry for each sentence, those of self-attention for each hypothesis.
-    `shapes`: of every state tensor, by name (`states.shapes_of`).
+    States of cross-attention have one batch entry per sentence, those of self-attention one per hypothesis.
+    `shapes`: the shapes of all state tensors by side and name (`states.shapes_of`).
     """
 
     def __init__(self, decoder: Any, layers: Any) -> None:
@@ -33,14 +33,14 @@ class Layers(nn.Module):
         self.shapes = {SELF: shapes_of(self.blocks[SELF]), CROSS: source_shapes(decoder)}
 
     def forward(
-        self, x: Tensor, positions: Tensor, own: list[Tensor], source: list[Tensor]
+        self, x: Tensor, positions: Tensor, states: list[Tensor], source: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Tokens x (B, R, C) at `positions` (B, R), from 1, through the layers, and the states of self-attention."""
+        """Outputs (B, R, C) for tokens x (B, R, C) at `positions` (B, R), from 1, and new states of self-attention."""
         decoder, (sentences, count, _) = self.decoder, x.shape
-        told = source[-1] if LENGTH in self.shapes[CROSS] else None
-        # Not repeat_interleave, which a graph gets wrong for several sentences.
-        lengths = None if told is None else told.unsqueeze(1).expand_as(positions).flatten()
-        given, memories = {SELF: iter(own), CROSS: iter(source)}, dict[str, Any]()
+        predicted = source[-1] if LENGTH in self.shapes[CROSS] else None
+        # Not repeat_interleave, which is wrong for several sentences in a graph.
+        lengths = None if predicted is None else predicted.unsqueeze(1).expand_as(positions).flatten()
+        given, memories = {SELF: iter(states), CROSS: iter(source)}, dict[str, Any]()
         for side, blocks in self.blocks.items():
             for block in blocks:
                 memories[block.attention.slot] = Memory(
@@ -52,22 +52,24 @@ class Layers(nn.Module):
                     positions=positions.view(-1, 1),
                 )
         x = x.flatten(0, 1).unsqueeze(0)
-        # The source is in the states already: a column of zeros stands for it, and `read` says that it was read.
+        # The states already contain the source; in its place is a column of zeros, which `written=1` marks as written.
         width = self.layers[0].encoder_attn.k_proj.in_features if self.blocks[CROSS] else None
         nothing = None if width is None else x.new_zeros(1, x.shape[1], width)
         with decoder.context.own(PassOptions(execution="loop")):
             for layer in self.layers:
                 x, _, _ = layer(x, nothing, None, memories)
-        states = tensors_of(memories[block.attention.slot].state for block in self.blocks[SELF])
+        after = tensors_of(memories[block.attention.slot].state for block in self.blocks[SELF])
         x = x.view(sentences, count, -1)
-        return x if decoder.layer_norm is None else decoder.layer_norm(x), states
+        return x if decoder.layer_norm is None else decoder.layer_norm(x), after
 
 
 class DecoderStep(nn.Module):
-    """One token of a decoder: log-probabilities (B, R, V) of the next one, and the states of self-attention.
+    """One decoding step: log-probabilities (B, R, V) of the next tokens, and the new states of self-attention.
 
-    tokens (B, R) at `positions` (B, R), from 1; `order` (B, R) says which of the B R entries of self-attention's states
-    they continue, as beam search wants it.
+    tokens:    (B, R), the last tokens of the hypotheses.
+    positions: (B, R), their positions, from 1.
+    order:     (B, R), which of the B R entries of self-attention's states each hypothesis continues, as beam search
+               reorders them.
     """
 
     def __init__(self, decoder: Any) -> None:
@@ -75,16 +77,16 @@ class DecoderStep(nn.Module):
         self.decoder, self.layers = decoder, Layers(decoder, decoder.layers)
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, order: Tensor, own: list[Tensor], source: list[Tensor]
+        self, tokens: Tensor, positions: Tensor, order: Tensor, states: list[Tensor], source: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        own = [x.index_select(0, order.flatten()) for x in own]
-        x, states = self.layers(embedded(self.decoder, tokens, positions), positions, own, source)
+        states = [x.index_select(0, order.flatten()) for x in states]
+        x, states = self.layers(embedded(self.decoder, tokens, positions), positions, states, source)
         return log_probs(self.decoder, x), states
 
 
 def embedded(stack: Any, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Tokens (..) at positions (..), from 1, as the first layer of an encoder or decoder gets them, (.., C)."""
-    x = stack.embed_scale * _looked_up(stack.embed_tokens, tokens)
+    """The input (.., C) of an encoder's or decoder's first layer for tokens (..) at positions (..), from 1."""
+    x = stack.embed_scale * _token_embeddings(stack.embed_tokens, tokens)
     if getattr(stack, "project_in_dim", None) is not None:
         x = stack.project_in_dim(x)
     table = stack.embed_positions
@@ -95,8 +97,8 @@ def embedded(stack: Any, tokens: Tensor, positions: Tensor) -> Tensor:
     return x if stack.layernorm_embedding is None else stack.layernorm_embedding(x)
 
 
-def _looked_up(table: Any, tokens: Tensor) -> Tensor:
-    """The embeddings (.., C) of tokens (..); of an adaptive table the sum over its bands, without indexing."""
+def _token_embeddings(table: Any, tokens: Tensor) -> Tensor:
+    """The embeddings (.., C) of tokens (..); for an adaptive table as a sum over its bands, without masked indexing."""
     if not isinstance(table, AdaptiveInput):
         return table(tokens)
     total, start = torch.zeros(()), 0
@@ -108,20 +110,21 @@ def _looked_up(table: Any, tokens: Tensor) -> Tensor:
 
 
 def log_probs(decoder: Any, x: Tensor) -> Tensor:
-    """Log-probabilities (.., V) of the next tokens, given what the last layer makes of these, (.., C)."""
+    """Log-probabilities (.., V) of the next tokens, given the output (.., C) of the last layer."""
     if decoder.project_out_dim is not None:
         x = decoder.project_out_dim(x)
     return decoder.get_normalized_probs((decoder.output_layer(x), None), log_probs=True)
 
 
 class Source(nn.Module):
-    """An encoder, and what decoder steps need from tokens (B, S): the states of cross-attention, and the length.
+    """An encoder that returns what decoder steps need from tokens (B, S).
 
-    `shapes`: of all this, as `states.source_shapes`.
+    These are the states of cross-attention and, with a length predictor, the predicted lengths. `shapes`: their shapes
+    by name (`states.source_shapes`).
     """
 
     def __init__(self, model: Any) -> None:
-        """Raises LeapformerError for an untrained length predictor."""
+        """Raises LeapformerError if the model has an untrained length predictor."""
         super().__init__()
         self.encoder, self.decoder = model.encoder, model.decoder
         self.blocks, self.shapes = held(self.decoder, CROSS), source_shapes(self.decoder)
@@ -129,7 +132,7 @@ class Source(nn.Module):
             self.encoder.length_predictor.check()
 
     def embedded(self, tokens: Tensor, keep: Tensor) -> tuple[Tensor, Any]:
-        """What the first layer gets, (B, S, C), and the layers."""
+        """The input (B, S, C) of the first layer, and the layers."""
         positions = keep.long().cumsum(1)
         return embedded(self.encoder, tokens, positions) * keep.unsqueeze(2), self.encoder.layers
 
@@ -149,7 +152,7 @@ class Source(nn.Module):
             x = encoder.layer_norm(x)
         x = self.spoken(x, speakers)
         info, blocks = TokenInfo.whole(x.shape[0], keep), [block.attention for block in self.blocks]
-        states = tensors_of(one.write_source(one.empty_state(x.shape[1]), x, info) for one in blocks)
+        states = tensors_of(block.write_source(block.empty_state(x.shape[1]), x, info) for block in blocks)
         if LENGTH not in self.shapes:
             return states
         return [*states, encoder.length_predictor.steps(LengthSource(tokens, x.transpose(0, 1), keep))]

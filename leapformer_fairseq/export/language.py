@@ -1,4 +1,4 @@
-"""A language model that reads many tokens at once, as a function of tensors."""
+"""A language model that reads a whole prompt, as a function of tensors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .states import held, tensors_of
 
 
 class Prompt(nn.Module):
-    """Log-probabilities (B, T, V) of what follows each of the tokens (B, T), and the states after all of them.
+    """Log-probabilities (B, T, V) of the token after each of the tokens (B, T), and the states after all of them.
 
-    Their `positions` (B, T), from 1, are those of embeddings; attention counts tokens from `before` (1,) more.
+    `positions` (B, T), from 1, are those of the embeddings; positions in attention are higher by `before` (1,).
     """
 
     def __init__(self, decoder: Any) -> None:
@@ -28,13 +28,13 @@ class Prompt(nn.Module):
     ) -> tuple[Tensor, list[Tensor]]:
         decoder, given = self.decoder, iter(states)
         memories: dict[str, Any] = {
-            one.attention.slot: Memory(None, state=one.taken(given), positions=positions + before)
-            for one in self.blocks
+            block.attention.slot: Memory(None, state=block.taken(given), positions=positions + before)
+            for block in self.blocks
         }
         x = embedded(decoder, tokens, positions).transpose(0, 1)
         with decoder.context.own(PassOptions(execution="loop")):
             for layer in decoder.layers:
                 x, _, _ = layer(x, None, None, memories)
         x = x if decoder.layer_norm is None else decoder.layer_norm(x)
-        after = tensors_of(memories[one.attention.slot].state for one in self.blocks)
+        after = tensors_of(memories[block.attention.slot].state for block in self.blocks)
         return log_probs(decoder, x.transpose(0, 1)), after

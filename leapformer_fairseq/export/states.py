@@ -1,4 +1,4 @@
-"""The states of a model's attention as tensors with names: what goes into a graph and comes out of it."""
+"""The states of a model's attention as named tensors: inputs and outputs of graphs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ BLOCK = {SELF: "decoder self-attention", CROSS: "cross-attention", HEARD: "encod
 class Held:
     """The state of one attention block.
 
-    shapes: of its tensors by name, without the batch dimension, which is the first.
+    side:   SELF, CROSS or HEARD, see `BLOCK`.
+    shapes: shapes of its tensors by name, without the batch dimension, which comes first.
     """
 
     attention: MechanismAttention
@@ -32,24 +33,24 @@ class Held:
 
     @property
     def names(self) -> list[str]:
-        """Of its tensors in a graph, such as self.0.kv."""
+        """The names of its tensors in a graph, such as self.0.kv."""
         return [f"{self.side}.{self.layer}.{name}" for name in self.shapes]
 
     def taken(self, tensors: Iterator[Tensor]) -> State:
-        """The state made of the next tensors."""
+        """A state of this block, built from the next tensors."""
         return self.kind(**{name: next(tensors) for name in self.shapes})
 
 
 def held(stack: Any, side: str) -> list[Held]:
-    """The states of a stack's self-attention or cross-attention, layer by layer.
+    """The states of an encoder's or decoder's self-attention or cross-attention (`side`), layer by layer.
 
-    Raises LeapformerError for a mechanism whose state grows, or that asks for more than what was read.
+    Raises LeapformerError for a mechanism whose state grows, or that has a carry.
     """
-    found: list[Held] = []
+    blocks: list[Held] = []
     for attention in attentions(stack):
         if attention.self_attention == (side == CROSS):
             continue
-        layer, mechanism = len(found), attention.mechanism
+        layer, mechanism = len(blocks), attention.mechanism
         where = f"{BLOCK[side]}, layer {layer + 1}: {mechanism.name}"
         if not mechanism.capabilities.constant_state:
             raise LeapformerError(f"{where} has a state that grows; export a model without it")
@@ -57,24 +58,24 @@ def held(stack: Any, side: str) -> list[Held]:
             raise LeapformerError(f"{where} hands something on to the next layer, which graphs do not; leave it out")
         state = attention.empty_state(1)
         shapes = {name: tuple(tensor.shape[1:]) for name, tensor in state.tensors().items()}
-        found.append(Held(attention, side, layer, type(state), shapes))
-    return found
+        blocks.append(Held(attention, side, layer, type(state), shapes))
+    return blocks
 
 
 def tensors_of(states: Iterable[State]) -> list[Tensor]:
-    """All tensors, in the order of `shapes_of`."""
+    """The tensors of all states, in the order of `shapes_of`."""
     return [tensor for state in states for tensor in state.tensors().values()]
 
 
 def shapes_of(blocks: Sequence[Held]) -> Shapes:
-    """Shapes of all tensors by name, without the batch dimension."""
+    """The shapes of all tensors by name, without the batch dimension."""
     return {
         name: list(shape) for block in blocks for name, shape in zip(block.names, block.shapes.values(), strict=True)
     }
 
 
 def starts_of(decoder: Any) -> dict[str, list[Any]]:
-    """Of a decoder's states, without the batch dimension, those that are not zeros before anything was read."""
+    """The initial values of those tensors of a decoder's states that are not zeros, without the batch dimension."""
     first = {
         name: tensor[0].float()
         for block in (*held(decoder, SELF), *held(decoder, CROSS))
@@ -84,6 +85,6 @@ def starts_of(decoder: Any) -> dict[str, list[Any]]:
 
 
 def source_shapes(decoder: Any) -> Shapes:
-    """The same of all that a decoder's steps need of a source: cross-attention's, and the predicted length."""
+    """The shapes of what a decoder's steps need from a source: states of cross-attention, a predicted length."""
     length: Shapes = {LENGTH: []} if decoder.context.facts.knows_lengths else {}
     return {**shapes_of(held(decoder, CROSS)), **length}

@@ -1,6 +1,6 @@
-"""A streaming encoder, and what cross-attention keeps of its rows, as functions of tensors.
+"""A streaming encoder, and the states that cross-attention keeps of its output rows, as functions of tensors.
 
-Every shape is fixed, so that any runtime can serve them: a chunk that is shorter is padded, and its length given.
+All shapes are fixed, so that any runtime can run the graphs: a shorter chunk is padded, and its length is an input.
 Shapes: T frames (10 ms) of a chunk and of the row before it, m rows (encoder states, 40 ms), C width.
 """
 
@@ -19,15 +19,16 @@ from .states import held, tensors_of
 
 
 class Listening(nn.Module):
-    """The rows (m, 1, C) of one more chunk of an utterance, and the states of self-attention.
+    """The rows (m, 1, C) of the next chunk of an utterance, and the new states of self-attention.
 
-    frames (1, T, n_bins): those of the row before the chunk, of which `before` (1,) are real, namely none or all, and
-    those of the chunk and its look-ahead, of which `count` (1,) are real. `start` (1,): the number of rows before the
-    chunk.
+    frames: (1, T, n_bins), the frames of the row before the chunk, then those of the chunk and its look-ahead.
+    before: (1,), how many frames of the row before are real: none or all.
+    count:  (1,), how many frames of the chunk and its look-ahead are real.
+    start:  (1,), the number of rows before the chunk.
     """
 
     def __init__(self, encoder: Any) -> None:
-        """Raises LeapformerError for an encoder that is not a streaming encoder, or has states that grow."""
+        """Raises LeapformerError if the encoder is not a streaming encoder, or has states that grow."""
         super().__init__()
         if encoder.chunks is None:
             raise LeapformerError(
@@ -41,7 +42,7 @@ class Listening(nn.Module):
     ) -> tuple[Tensor, list[Tensor]]:
         encoder, per_row = self.encoder, self.encoder.pooling_ratio()
         rows = self._convolved(frames, per_row - before, per_row + count)
-        tokens = _placed(rows, start, (count + per_row - 1) // per_row)
+        tokens = _as_tokens(rows, start, (count + per_row - 1) // per_row)
         table = sinusoids((tokens.positions[0] + encoder.padding_idx), rows.shape[2]).unsqueeze(1)
         x = encoder.embed_scale * rows + table.to(rows.dtype)
         given = iter(states)
@@ -55,7 +56,7 @@ class Listening(nn.Module):
         return x if encoder.layer_norm is None else encoder.layer_norm(x), tensors_of(after)
 
     def _convolved(self, frames: Tensor, first: Tensor, stop: Tensor) -> Tensor:
-        """The rows of the chunk; only frames from `first` to before `stop` are real, the others become zeros."""
+        """The rows of the chunk; only frames `first` to `stop` (exclusive) are real, the others are set to zero."""
         x = _between(frames.unsqueeze(1), first, stop)
         for layer in self.encoder.conv:
             x = layer(x)
@@ -67,13 +68,13 @@ class Listening(nn.Module):
 
 
 class Writing(nn.Module):
-    """The states of cross-attention that have read more rows (m, 1, C), `count` (1,) of which are real.
+    """The states of cross-attention after writing more rows (m, 1, C), of which `count` (1,) are real.
 
-    `start` (1,): the number of rows that were read before.
+    `start` (1,): the number of rows written before.
     """
 
     def __init__(self, decoder: Any) -> None:
-        """Raises LeapformerError for a mechanism that reads a source at once."""
+        """Raises LeapformerError for a mechanism that cannot write a source in parts."""
         super().__init__()
         self.decoder = decoder
         self.blocks = held(decoder, CROSS)
@@ -86,17 +87,17 @@ class Writing(nn.Module):
                 )
 
     def forward(self, rows: Tensor, count: Tensor, start: Tensor, states: list[Tensor]) -> list[Tensor]:
-        given, tokens = iter(states), _placed(rows, start, count)
+        given, tokens = iter(states), _as_tokens(rows, start, count)
         return tensors_of(block.attention.write_source(block.taken(given), rows, tokens) for block in self.blocks)
 
 
 def _between(x: Tensor, first: Tensor, stop: Tensor) -> Tensor:
-    """The same, (1, D, T, E), with zeros before and after these places of T."""
+    """x (1, D, T, E), set to zero outside positions `first` to `stop` (exclusive) of T."""
     places = torch.arange(x.shape[2])
     return x.where(((places >= first) & (places < stop)).view(1, 1, -1, 1), 0)
 
 
-def _placed(rows: Tensor, start: Tensor, count: Tensor) -> TokenInfo:
-    """What rows (m, 1, C) are as tokens: those behind `start` others, of which the first `count` are real."""
+def _as_tokens(rows: Tensor, start: Tensor, count: Tensor) -> TokenInfo:
+    """Rows (m, 1, C) as tokens that follow `start` others; the first `count` are real."""
     places = torch.arange(len(rows))
     return TokenInfo((start + 1 + places).unsqueeze(0), keep=(places < count).unsqueeze(0))

@@ -1,6 +1,6 @@
-"""The parts of a text to speech model as functions of tensors: phonemes, a decoder step, the post-net.
+"""The parts of a text to speech model as functions of tensors: encoder, decoder step, post-net.
 
-Shapes: B sentences, S phonemes, T steps, F numbers of a step.
+Shapes: B sentences, S phonemes, T steps, F features per step.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .graphs import Layers, Source
 
 
 class Phonemes(Source):
-    """All that a decoder's steps need of phonemes (B, S) and, if there are several, of speakers (B,)."""
+    """An encoder that returns what decoder steps need from phonemes (B, S) and, if there are several, speakers (B,)."""
 
     def embedded(self, tokens: Tensor, keep: Tensor) -> tuple[Tensor, Any]:
         encoder = self.encoder
         x = encoder.prenet_proj(convolved(encoder.prenet, encoder.embed_tokens(tokens), keep))
-        return x + encoder.pos_emb_alpha * _placed(keep.long().cumsum(1), encoder, x), encoder.transformer_layers
+        return x + encoder.pos_emb_alpha * _positional(keep.long().cumsum(1), encoder, x), encoder.transformer_layers
 
     def spoken(self, x: Tensor, speakers: Tensor | None) -> Tensor:
         if speakers is None:
@@ -31,10 +31,11 @@ class Phonemes(Source):
 
 
 class SpeechStep(nn.Module):
-    """One step of a decoder: frames (B, 1, F), the probability (B, 1) that they are the last, and the states.
+    """One step of a decoder: frames (B, 1, F), the probability (B, 1) that they are the last, and the new states.
 
-    frames (B, 1, F): those of the step before, zeros at first; positions (B, 1), from 1; kept (layers, B, 1, units):
-    what the units of the pre-net are multiplied by.
+    frames:    (B, 1, F), the frames of the step before, zeros at first.
+    positions: (B, 1), from 1.
+    kept:      (layers, B, 1, units), factors of the pre-net's units, in place of dropout.
     """
 
     def __init__(self, decoder: Any) -> None:
@@ -42,12 +43,13 @@ class SpeechStep(nn.Module):
         self.decoder, self.layers = decoder, Layers(decoder, decoder.transformer_layers)
 
     def forward(
-        self, frames: Tensor, positions: Tensor, kept: Tensor, own: list[Tensor], source: list[Tensor]
+        self, frames: Tensor, positions: Tensor, kept: Tensor, states: list[Tensor], source: list[Tensor]
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         decoder = self.decoder
         drops, projection = decoder.prenet
         x = projection(dropped(drops, frames, kept))
-        x, states = self.layers(x + decoder.pos_emb_alpha * _placed(positions, decoder, x), positions, own, source)
+        x = x + decoder.pos_emb_alpha * _positional(positions, decoder, x)
+        x, states = self.layers(x, positions, states, source)
         return decoder.feat_proj(x), decoder.eos_proj(x)[:, :, 0].sigmoid(), states
 
 
@@ -63,13 +65,13 @@ class Refined(nn.Module):
 
 
 def dropped(prenet: Any, x: Tensor, kept: Tensor) -> Tensor:
-    """The pre-net's layers with given chances, where fairseq draws them."""
+    """The pre-net's layers with given factors `kept` of their units, where fairseq applies random dropout."""
     for number, layer in enumerate(prenet.layers):
         x = layer(x) * kept[number]
     return x
 
 
-def _placed(positions: Tensor, stack: Any, like: Tensor) -> Tensor:
-    """The embeddings (B, T, C) of positions (B, T), from 1; of none, 0."""
+def _positional(positions: Tensor, stack: Any, like: Tensor) -> Tensor:
+    """The embeddings (B, T, C) of positions (B, T), from 1; zeros for position 0."""
     table = sinusoids((positions + stack.padding_idx).flatten(), like.shape[-1]).view_as(like).to(like.dtype)
     return table.where(positions.gt(0).unsqueeze(2), 0)

@@ -1,4 +1,4 @@
-"""A trained model as a folder of graphs."""
+"""Writes a trained model as a folder of graphs."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ from .streaming import Listening, Writing
 from .synthesis import Phonemes, Refined, SpeechStep
 from .weights import share
 
-SENTENCES, HYPOTHESES, LONGEST = 2, 3, 7  # of the examples that are traced
-ANY = torch.export.Dim.DYNAMIC  # a size that a graph leaves open, or else cannot be made
+SENTENCES, HYPOTHESES, LONGEST = 2, 3, 7  # sizes of the examples that are traced
+ANY = torch.export.Dim.DYNAMIC  # a size that must stay variable; export fails if the graph would fix it
 
 
 def export_translation(
     model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any], subwords: Path | None = None
 ) -> Folder:
-    """Write the graphs of a text translation model, and what goes with them; `origin` as in `Folder`.
+    """Write the folder of a text translation model, graphs and all other files; `origin` as in `Folder`.
 
     `subwords`: the sentencepiece model for plain text.
-    Raises LeapformerError for mechanisms and tasks that cannot be exported, and without the libraries for it.
+    Raises LeapformerError for mechanisms and tasks that cannot be exported, or if a library is missing.
     """
     check_task(task)
     model = _frozen(model, out)
@@ -89,10 +89,10 @@ def export_translation(
 def export_language_model(
     model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any], subwords: Path | None = None
 ) -> Folder:
-    """Write the graphs of a language model, and what goes with them; `origin` as in `Folder`.
+    """Write the folder of a language model, graphs and all other files; `origin` as in `Folder`.
 
     `subwords`: the sentencepiece model for plain text.
-    Raises LeapformerError for mechanisms that cannot be exported, and without the libraries for it.
+    Raises LeapformerError for mechanisms and tasks that cannot be exported, or if a library is missing.
     """
     words = task.target_dictionary
     first = words.bos() if getattr(task.args, "add_bos_token", False) else words.eos()
@@ -107,9 +107,9 @@ def export_language_model(
 
 
 def export_synthesis(model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any]) -> Folder:
-    """Write the graphs of a text to speech model, and what goes with them; `origin` as in `Folder`.
+    """Write the folder of a text to speech model, graphs and all other files; `origin` as in `Folder`.
 
-    Raises LeapformerError for mechanisms that cannot be exported, and without the libraries for it.
+    Raises LeapformerError for mechanisms that cannot be exported, or if a library is missing.
     """
     model = _frozen(model, out)
     states, speaking = write_synthesis(model, out)
@@ -124,9 +124,9 @@ def export_synthesis(model: Any, task: Any, out: Path, signature: str, origin: d
 
 
 def write_synthesis(model: Any, out: Path) -> tuple[dict[str, Shapes], Speaking]:
-    """Write the graphs of a text to speech model, for a folder that exists.
+    """Write the graphs of a text to speech model to an existing folder.
 
-    Returns the shapes of its states, and what the graphs are made for.
+    Returns the shapes of its states, and the sizes for which the graphs are made.
     """
     decoder, drops = model.decoder, model.decoder.prenet[0]
     source, step, units = Phonemes(model), SpeechStep(decoder), decoder.prenet[1].in_features
@@ -141,15 +141,15 @@ def write_synthesis(model: Any, out: Path) -> tuple[dict[str, Shapes], Speaking]
         out / STEP,
         {FRAMES: {0: ANY}, POSITIONS: {0: ANY}, KEPT: {1: ANY}},
     )
-    said = torch.zeros(1, LONGEST, decoder.out_dim)
-    write(Refined(decoder), (said,), ({1: ANY},), [FRAMES], [f"{FRAMES}{NEXT}"], out / REFINE)
+    utterance = torch.zeros(1, LONGEST, decoder.out_dim)
+    write(Refined(decoder), (utterance,), ({1: ANY},), [FRAMES], [f"{FRAMES}{NEXT}"], out / REFINE)
     return states, Speaking(decoder.n_frames_per_step, decoder.out_dim, len(drops.layers), units, drops.dropout, {})
 
 
 def export_speech(system: TranslationSystem, out: Path, signature: str, origin: dict[str, Any]) -> Folder:
-    """Write the graphs of a model for simultaneous translation, and what goes with them; `origin` as in `Folder`.
+    """Write the folder of a model for simultaneous translation, graphs and all other files; `origin` as in `Folder`.
 
-    Raises LeapformerError for mechanisms and encoders that cannot be exported, and without the libraries for it.
+    Raises LeapformerError for mechanisms and encoders that cannot be exported, or if a library is missing.
     """
     model = _frozen(system.model, out)
     if model.decoder.context.facts.knows_lengths:
@@ -168,9 +168,10 @@ def export_speech(system: TranslationSystem, out: Path, signature: str, origin: 
 
 
 def write_speech(model: Any, frames: int, step_frames: int, out: Path) -> tuple[dict[str, Shapes], Speech]:
-    """Write the graphs of a model for simultaneous translation, for a folder that exists.
+    """Write the graphs of a model for simultaneous translation to an existing folder.
 
-    Returns the shapes of its states, and what the graphs are made for; an encoder state takes `frames` frames.
+    `frames` per encoder state, `step_frames` per pre-decision step. Returns the shapes of its states, and the sizes for
+    which the graphs are made.
     """
     listening, writing = Listening(model.encoder), Writing(model.decoder)
     encoder, n_bins = model.encoder, model.encoder.input_dim
@@ -186,7 +187,7 @@ def write_speech(model: Any, frames: int, step_frames: int, out: Path) -> tuple[
 
 
 def quantize(folder: Folder) -> Folder:
-    """Round a folder's weights and embeddings to 8 bits; what weights are multiplied by is rounded at each call.
+    """Round a folder's weights and embeddings to 8 bits; activations that they multiply are rounded at each call.
 
     Everything else, such as states, stays in float32. Returns the folder with its new hashes.
     """
@@ -197,42 +198,42 @@ def quantize(folder: Folder) -> Folder:
 
 
 def quantize_graph(path: Path) -> None:
-    """The same for one graph."""
+    """Round the weights and embeddings of one graph to 8 bits (see `quantize`)."""
     import onnxruntime
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    onnxruntime.set_default_logger_severity(3)  # errors
+    onnxruntime.set_default_logger_severity(3)  # errors only
     with replacing(path) as partial, _quiet():
-        # Weights that are transposed in the graph are stored transposed, else they would stay as they are.
+        # This stores weights transposed that the graph transposes; otherwise they would not be quantized.
         quant_pre_process(path, partial, skip_onnx_shape=True, skip_symbolic_shape=True)
-        # Unsigned, as what they are multiplied by: with signed weights, processors without instructions for it (AVX2)
-        # add pairs of products in 16 bits, which is too few.
+        # Weights are unsigned, as are the inputs. With signed weights, processors without the instructions for mixed
+        # signs (those with AVX2 only) add pairs of products in 16 bits, which can overflow.
         kinds = ["MatMul", "Gemm", "Gather"]
         quantize_dynamic(partial, partial, kinds, per_channel=True, weight_type=QuantType.QUInt8)
 
 
 def _complete(folder: Folder, model: Any, subwords: Path | None) -> Folder:
-    """The folder once all graphs are there; `subwords` is the sentencepiece model, if it has one."""
+    """Write everything but the graphs, which must be there; `subwords` is the sentencepiece model, if there is one."""
     share(folder)
     if subwords is None:
-        (folder.path / SUBWORDS).unlink(missing_ok=True)  # of another export
+        (folder.path / SUBWORDS).unlink(missing_ok=True)  # left by an earlier export
     else:
         shutil.copyfile(subwords, folder.path / SUBWORDS)
     return replace(folder, starts=starts_of(model.decoder)).write()
 
 
 def _frozen(model: Any, out: Path) -> Any:
-    """The model as it is exported, once there is a folder for it."""
+    """Create the folder, and return the model in float32, in evaluation mode and without gradients."""
     out.mkdir(parents=True, exist_ok=True)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    model.float(), model.eval()  # which returns nothing, once fairseq has made generation fast
+    model.float(), model.eval()  # not chained: after fairseq's make_generation_fast_, `eval` returns None
     return model
 
 
 def write_step(decoder: Any, out: Path) -> dict[str, Shapes]:
-    """Write the graph of a decoder's step, for a folder that exists; returns the shapes of its states."""
+    """Write the graph of a decoding step to an existing folder; returns the shapes of its states."""
     step = DecoderStep(decoder)
     tokens = torch.full((SENTENCES, HYPOTHESES), decoder.padding_idx + 1)
     order, states = torch.arange(tokens.numel()).view_as(tokens), step.layers.shapes
@@ -243,7 +244,7 @@ def write_step(decoder: Any, out: Path) -> dict[str, Shapes]:
 
 
 def write_prompt(decoder: Any, out: Path) -> None:
-    """Write the graph of a language model that reads many tokens, for a folder that exists."""
+    """Write the graph of a language model that reads a whole prompt to an existing folder."""
     prompt = Prompt(decoder)
     tokens = torch.full((SENTENCES, LONGEST), decoder.padding_idx + 1)
     given = {TOKENS: tokens, POSITIONS: torch.arange(1, LONGEST + 1).repeat(SENTENCES, 1)}
@@ -253,11 +254,11 @@ def write_prompt(decoder: Any, out: Path) -> None:
 
 
 def write_source(source: Source, out: Path) -> None:
-    """Write the graph of an encoder and what is kept of it, for a folder that exists."""
+    """Write the graph of an encoder, with the states of cross-attention, to an existing folder."""
     given = {TOKENS: torch.full((SENTENCES, LONGEST), source.encoder.padding_idx + 1)}
     if getattr(source.encoder, "embed_speaker", None) is not None:
         given[SPEAKERS] = torch.zeros(SENTENCES).long()
-    sizes = tuple(dict.fromkeys(range(one.dim()), ANY) for one in given.values())
+    sizes = tuple(dict.fromkeys(range(example.dim()), ANY) for example in given.values())
     write(source, tuple(given.values()), sizes, list(given), list(source.shapes), out / SOURCE)
 
 
@@ -269,12 +270,17 @@ def write_with_states(
     path: Path,
     sizes: Mapping[str, dict[int, Any]] | None = None,
 ) -> None:
-    """Write the graph of a part that is also given states, of so many rows, and returns the first of them as the last.
+    """Write the graph of a part whose last inputs are states, and whose last outputs are the first group of them.
 
-    `sizes`: of the inputs `given` those that are open, as the rows of states are then; None: all are fixed.
+    given:   examples of the other inputs, by name.
+    states:  groups of states: their shapes, and the rows of the examples.
+    outputs: names of the other outputs.
+    sizes:   the variable dimensions of each of the `given` inputs; the rows of states are then variable, too. None: all
+             sizes are fixed.
     """
     held = [[torch.zeros(rows, *shape) for shape in shapes.values()] for shapes, rows in states]
-    dynamic = None if sizes is None else (*(sizes[name] for name in given), *([{0: ANY} for _ in one] for one in held))
+    rows_vary = [[{0: ANY} for _ in group] for group in held]
+    dynamic = None if sizes is None else (*(sizes[name] for name in given), *rows_vary)
     names, after = [name for shapes, _ in states for name in shapes], [f"{name}{NEXT}" for name in states[0][0]]
     write(part, (*given.values(), *held), dynamic, [*given, *names], [*outputs, *after], path)
 
@@ -288,9 +294,9 @@ def write(
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise LeapformerError(f"{error.name} is not installed; pip install 'leapformer-fairseq[onnx]'") from error
-    # With gradients enabled states are not changed in place, which a graph could not do; nothing wants one. Which
-    # implementation runs may not depend on the length of the example.
-    with _quiet(), _exactly(), torch.enable_grad(), dispatch.override(pairs=0, pairs_per_token=0):
+    # No gradient is needed, but with gradients enabled states are not changed in place, which a graph cannot do. The
+    # override makes the choice of an implementation independent of the example's length.
+    with _quiet(), _without_inexact_rules(), torch.enable_grad(), dispatch.override(pairs=0, pairs_per_token=0):
         try:
             traced = torch.export.export(part.eval(), given, dynamic_shapes=dynamic, strict=False)
             program = torch.onnx.export(
@@ -298,7 +304,7 @@ def write(
             )
         except LeapformerError:
             raise
-        except Exception as error:  # of many kinds
+        except Exception as error:  # torch raises many kinds
             reason = str(error).strip().partition("\n")[0][:200]
             raise LeapformerError(
                 f"{path.name}: PyTorch cannot make a graph of this model ({reason}); try other mechanisms"
@@ -312,10 +318,10 @@ def vocabulary(dictionary: Any) -> Vocabulary:
 
 
 @contextmanager
-def _exactly() -> Iterator[None]:
-    """Without onnxscript's rules for sums with 0 and products with 1, which hold any number within 1e-8 for one.
+def _without_inexact_rules() -> Iterator[None]:
+    """Turn off onnxscript's rules that remove sums with 0 and products with 1, up to 1e-8.
 
-    What keeps a division from 0 / 0 is less, and a graph without it makes NaN of padding.
+    Constants that prevent 0 / 0 are smaller than that, and without them padding becomes NaN.
     """
     from onnxscript import rewriter
     from onnxscript.rewriter.rules.common import _no_op
@@ -330,7 +336,7 @@ def _exactly() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch and onnxscript tell their developers."""
+    """Suppress the log messages and warnings of torch and onnxscript."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

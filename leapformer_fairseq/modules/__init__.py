@@ -1,4 +1,4 @@
-"""fairseq adapters: an attention module that asks a mechanism, the plan grammar and the swap."""
+"""Adapters to fairseq: an attention module around a mechanism, attention plans, and the swap."""
 
 from .attention import IncrementalState, MechanismAttention, Memory, forget_source, fork_state, state_bytes
 from .context import PassContext, PassOptions

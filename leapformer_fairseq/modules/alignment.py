@@ -1,7 +1,7 @@
-"""Blocks of a model whose attention another model, of the same sizes, does by another mechanism: teacher and student.
+"""A student and a teacher of the same sizes, and the attention blocks in which their mechanisms differ.
 
-Either model's attention can stand in a layer of the student, or both at once: then the rest of the student sees what
-the teacher does, and so every block is given what it would be given in the teacher.
+In such a block the student's layer can use its own attention, the teacher's, or both at once. With both, the layer
+continues with the teacher's output, so every block gets the input that it would get in the teacher.
 
 Shapes: T queries, S keys, B batch, C width, H heads.
 """
@@ -20,13 +20,14 @@ from ..support.errors import LeapformerError
 from .attention import MechanismAttention
 from .swap import BLOCKS, layers_of
 
-LEAST_WEIGHT = 1e-6  # of which a logarithm is taken
+LEAST_WEIGHT = 1e-6  # lower weights are raised to this before taking their logarithm
 
 
 class ReplacedBlock(NamedTuple):
     """An attention block of the student in which the teacher has another mechanism.
 
-    `teacher` shares the parameters of the teacher's attention and is told what passes of the student are told.
+    `inside` is the student's layer, `attribute` the name of the attention in it. `teacher` has the parameters of the
+    teacher's attention, but the context and mask of the student's.
     """
 
     block: str
@@ -38,11 +39,11 @@ class ReplacedBlock(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The block and the number of its layer, from one, as in "decoder-cross.2"; `layer` is from zero."""
+        """The block and its layer, such as "decoder-cross.2", counted from 1 (`layer` itself is counted from 0)."""
         return f"{self.block}.{self.layer + 1}"
 
     def put(self, attention: nn.Module) -> None:
-        """Let the student's layer use this attention."""
+        """Make the student's layer use this attention."""
         setattr(self.inside, self.attribute, attention)
 
     @property
@@ -52,11 +53,11 @@ class ReplacedBlock(NamedTuple):
 
 
 def replaced_blocks(student: Any, teacher: Any) -> list[ReplacedBlock]:
-    """Where the two have different mechanisms, block by block and layer by layer.
+    """The blocks in which the two have different mechanisms, by block and layer.
 
-    Raises LeapformerError for models of different sizes.
+    Raises LeapformerError if the models differ in size.
     """
-    found = []
+    replaced = []
     for block in BLOCKS:
         if not hasattr(student, block.stack):
             continue
@@ -66,14 +67,14 @@ def replaced_blocks(student: Any, teacher: Any) -> list[ReplacedBlock]:
                 f"the student has {len(ours)} {block.stack} layers, the teacher {len(theirs)}; they must be equal"
             )
         for layer in range(len(ours)):
-            own, other = (getattr(layers[layer], block.attribute, None) for layers in (ours, theirs))
-            if own is None or other is None or own.mechanism.name == other.mechanism.name:
+            here, there = (getattr(layers[layer], block.attribute, None) for layers in (ours, theirs))
+            if here is None or there is None or here.mechanism.name == there.mechanism.name:
                 continue
-            _check_sizes(own, other, f"{block.name}, layer {layer + 1}")
-            guest = copy.copy(other)
-            guest.context, guest.mask = own.context, own.mask
-            found.append(ReplacedBlock(block.name, layer, ours[layer], block.attribute, own, guest))
-    return found
+            _check_sizes(here, there, f"{block.name}, layer {layer + 1}")
+            guest = copy.copy(there)
+            guest.context, guest.mask = here.context, here.mask
+            replaced.append(ReplacedBlock(block.name, layer, ours[layer], block.attribute, here, guest))
+    return replaced
 
 
 def _check_sizes(student: MechanismAttention, teacher: MechanismAttention, where: str) -> None:
@@ -86,11 +87,11 @@ def _check_sizes(student: MechanismAttention, teacher: MechanismAttention, where
 
 
 class Errors(NamedTuple):
-    """What a student's block does differently, given the same inputs.
+    """How a student's block differs from the teacher's, given the same inputs.
 
-    output:  the squared error of the outputs, relative to the teacher's squared output.
-    weights: the cross-entropy of the student's attention weights with the teacher's, mean over heads and queries; 0
-             where it was not asked for.
+    output:  the squared error of the output, relative to the squared output of the teacher.
+    weights: the cross-entropy of the student's attention weights with respect to the teacher's, mean over heads and
+             queries; 0 if weights are not compared.
     """
 
     output: Tensor
@@ -101,18 +102,18 @@ class Errors(NamedTuple):
 def compared(
     blocks: Sequence[ReplacedBlock], keep: Tensor | None, weights: bool = False
 ) -> Iterator[Mapping[str, Errors]]:
-    """Compare each block in one pass of the student, which is made inside and uses the teacher's attention.
+    """Compare each block in one pass of the student, made inside this context, that uses the teacher's attention.
 
-    The pass ends at the last block: the output layer, the largest product of many models, is not computed. The errors,
-    by the block's name, have gradients even in a pass that has none: those of the student's attention alone. `keep`
-    (B, T) is True at real tokens of the decoder. With `weights` weights are compared where both mechanisms have weights
-    that sum to one, which is quadratic.
+    Yields a mapping that the pass fills with the errors of each block by name. The pass ends at the last block, before
+    the output layer, which is the largest product in many models. Even if the pass has no gradients, the errors have:
+    those of the student's attention only. `keep` (B, T) is True at the decoder's real tokens. With `weights`, attention
+    weights are compared, too, where those of both mechanisms sum to one; this is quadratic.
     """
-    found: dict[str, Errors] = {}
+    errors: dict[str, Errors] = {}
     for block in blocks:
-        block.put(_Both(block, found, len(blocks), keep, weights))
+        block.put(_Both(block, errors, len(blocks), keep, weights))
     try:
-        yield found
+        yield errors
     except _AllCompared:
         pass
     finally:
@@ -121,18 +122,21 @@ def compared(
 
 
 class _AllCompared(Exception):
-    """Ends a pass of which nothing more is wanted."""
+    """Ends a pass after its last comparison."""
 
 
 class _Both(nn.Module):
-    """A student's attention and the teacher's in one place; outside it looks like the teacher's."""
+    """Runs the student's attention and the teacher's, records their difference, and returns the teacher's output.
+
+    `errors` gets an entry from each of the `count` blocks that are compared.
+    """
 
     def __init__(
-        self, block: ReplacedBlock, found: dict[str, Errors], count: int, keep: Tensor | None, weights: bool
+        self, block: ReplacedBlock, errors: dict[str, Errors], count: int, keep: Tensor | None, weights: bool
     ) -> None:
         super().__init__()
         self.student, self.teacher = block.student, block.teacher
-        self.name, self.found, self.count, self.keep = block.name, found, count, keep
+        self.name, self.errors, self.count, self.keep = block.name, errors, count, keep
         self.encoder = block.block == BLOCKS[0].name
         self.weights = weights and block.compares_weights
 
@@ -142,19 +146,20 @@ class _Both(nn.Module):
         with torch.no_grad():
             target, weights = self.teacher(query, *args, **{**options, **wanted})
         with torch.enable_grad():
-            out, own = self.student(query, *args, **{**options, **wanted})
+            out, student_weights = self.student(query, *args, **{**options, **wanted})
             padding = options.get("key_padding_mask")
             keep = self.keep
-            if self.encoder:  # whose queries are the keys
+            if self.encoder:  # where queries are the keys, with the same padding
                 keep = None if padding is None else ~padding.bool()
-            self.found[self.name] = Errors(_relative(out, target, keep), _cross_entropy(own, weights, keep))
-        if len(self.found) == self.count:
+            errors = Errors(_relative(out, target, keep), _cross_entropy(student_weights, weights, keep))
+            self.errors[self.name] = errors
+        if len(self.errors) == self.count:
             raise _AllCompared
         asked_for_heads = options.get("need_head_weights", False)
         return target, weights if weights is None or asked_for_heads or not self.weights else weights.mean(0)
 
     def __getattr__(self, name: str) -> Any:
-        # what layers ask of an attention beside its output
+        # Layers also read attributes of their attention.
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -172,7 +177,7 @@ def _relative(out: Tensor, target: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def _cross_entropy(student: Tensor | None, teacher: Tensor | None, keep: Tensor | None) -> Tensor:
-    """-sum_s a log b of weights (H, B, T, S), mean over heads and real queries."""
+    """-sum_s a log b, a being the teacher's and b the student's weights (H, B, T, S); mean over heads, real queries."""
     if student is None or teacher is None or student.dim() != 4:
         return torch.zeros(())
     rows = -(teacher.float() * student.float().clamp_min(LEAST_WEIGHT).log()).sum(-1)

@@ -1,9 +1,9 @@
-"""A module with the contract of fairseq's MultiheadAttention that leaves the attention itself to a mechanism.
+"""A module with the interface of fairseq's MultiheadAttention whose attention is computed by a mechanism.
 
-Also what it keeps between decoding steps in fairseq's `incremental_state` (`Memory`).
+`Memory` is what it keeps between decoding steps, in fairseq's `incremental_state`.
 
-Shapes as in fairseq: time first outside, (T, B, C); (B, H, T, D) inside. Padding masks are True at padding outside,
-keep masks True at real tokens inside.
+Shapes: inputs and outputs are time first, (T, B, C), as in fairseq; inside, tensors are (B, H, T, D). Padding masks of
+the interface are True at padding; keep masks inside are True at real tokens.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ IncrementalState = dict[str, Any]
 class Memory:
     """What one attention block keeps between decoding steps.
 
-    step:    the mechanism's decoding step; None with gradients, and if a layer is more than its weights (see `_step`).
-    lengths: (B,), the target lengths that were announced when it was created; fixed since then.
-    state:   what the mechanism has read.
-    queries: query columns so far.
-    padded:  (B,), how many of them were padding, if any.
-    written: source columns already in `state` (cross-attention; the same for every sentence).
-    shared:  neighbouring batch entries that share one state (cross-attention: the hypotheses of a sentence).
-    positions: (B, T) or (1, T), of the next queries, where whoever runs the pass says them; None: they are counted.
+    step:      the decoding step; None with gradients, or if a layer is more than its weights (see `_step`).
+    lengths:   (B,), the lengths of the targets as known when the memory was created; they never change.
+    state:     the mechanism's state.
+    queries:   number of query columns so far.
+    padded:    (B,), how many of these were padding; None: none.
+    written:   number of source columns written to `state` (cross-attention; the same for all sentences).
+    shared:    number of neighbouring batch entries that share one state (in cross-attention, a sentence's hypotheses).
+    positions: (B, T) or (1, T), positions of the next queries if the caller sets them; None: they are counted.
     """
 
     step: Step | None
@@ -75,7 +75,7 @@ class Memory:
         padded, lengths = (x if x is None else x.index_select(0, order) for x in (self.padded, self.lengths))
         state = self.state
         if state is not None and self.shared > 1:
-            # Hypotheses change places within their sentence only, so its state moves only if sentences were finished.
+            # Hypotheses change places only within their sentence, so states move only when a sentence is finished.
             sentences = order.view(-1, self.shared)[:, 0] // self.shared
             state = state if len(sentences) == state.batch_size else state.reorder(sentences)
         elif state is not None:
@@ -87,19 +87,19 @@ class Memory:
 
 
 def forget_source(incremental_state: IncrementalState) -> None:
-    """Drop what cross-attention read, because the encoder was run again: the next step reads the source again."""
+    """Drop the states of cross-attention after the encoder was run again: the next step reads the source again."""
     for memory in _memories(incremental_state):
         if memory.written:
             memory.state, memory.written = None, 0
 
 
 def fork_state(incremental_state: IncrementalState) -> IncrementalState:
-    """An independent copy of a decoder's state, to come back to after a trial step."""
+    """An independent copy of a decoder's state, to which the caller can return after a trial step."""
     return {key: held.fork() if isinstance(held, Memory) else held for key, held in incremental_state.items()}
 
 
 def state_bytes(incremental_state: IncrementalState) -> int:
-    """Bytes that swapped attention keeps in a decoder's state."""
+    """Bytes that the states of swapped attention hold in a decoder's state."""
     return sum(memory.state.nbytes() for memory in _memories(incremental_state) if memory.state is not None)
 
 
@@ -111,7 +111,7 @@ _PREPARING = threading.Lock()
 
 
 class Where(TypedDict):
-    """Both sides' tokens, and who sees what."""
+    """The tokens of queries and keys, and the mask between them."""
 
     query: TokenInfo
     key: TokenInfo
@@ -121,13 +121,13 @@ class Where(TypedDict):
 class MechanismAttention(FairseqIncrementalState, nn.Module):
     """Projects, splits heads, calls one mechanism, and keeps its state in fairseq's `incremental_state`.
 
-    `like` is the stock attention that this module replaces: its projections are reused, so its checkpoints load and
+    `like` is the stock attention that this module replaces. Its projections are reused, so its checkpoints load and
     only `mechanism.*` is new. `mask` limits what a query may see, in training and generation alike: CAUSAL in decoder
     self-attention, a wait-k prefix in simultaneous cross-attention, chunks in streaming encoders, None otherwise.
-    `context` describes the current pass of its stack; without a stack there is no carry.
+    `context` describes the current pass of the encoder or decoder; without one, there is no carry.
     """
 
-    _get_full_incremental_state_key: Callable[[str], str]  # fairseq's
+    _get_full_incremental_state_key: Callable[[str], str]  # defined by FairseqIncrementalState
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         remember_slots(mechanism)
         self.compose_weights, self.weights_in_training = True, False
         self._prepared: tuple[list[tuple[int, int]], Step | None] | None = None
-        self._made = {name: type(module) for name, module in mechanism.named_modules()}
+        self._types = {name: type(module) for name, module in mechanism.named_modules()}
 
     def forward(
         self,
@@ -164,14 +164,14 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         before_softmax: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """fairseq's contract: (T, B, C) in and out, with weights (B, T, S), or (H, B, T, S) for `need_head_weights`.
+        """The output (T, B, C), and weights (B, T, S), (H, B, T, S) with `need_head_weights`, or None.
 
-        Weights are composed on request, which is quadratic, and while training only for `weights_in_training`; a pass
-        with options of its own has them composed, if at all, by the layer whose weights of each head are needed.
-        `attn_mask` is ignored: `mask` decides, or the schedule in the options of the pass.
+        Weights are computed on request, which is quadratic; in training only if `weights_in_training` is set. A pass
+        with options computes them only if these ask for weights, and only in layers called with `need_head_weights`.
+        `attn_mask` is ignored: `mask` applies, or the schedule in the options of the pass.
         """
         if torch.is_grad_enabled():
-            self._prepared = None  # weights are about to change; see `train`
+            self._prepared = None  # weights are about to change (see `train`)
         wanted = (need_weights or need_head_weights) and self._composes(need_head_weights)
         if isinstance(self.mask, ChunkMask):
             out, weights = self._in_chunks(query, _keep(key_padding_mask), wanted)
@@ -186,7 +186,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return out, weights
 
     def _whole(self, query: Tensor, key: Tensor, keep: Tensor | None, wanted: bool) -> tuple[Tensor, Tensor | None]:
-        """Full sequences: training, scoring, encoders."""
+        """Attention over whole sequences: training, scoring, encoders."""
         key_info = self._described(TokenInfo.whole(key.shape[0], keep, key.device), key)
         if self.self_attention and self.mask is not None:
             key_info = key_info.of_length(self.context.told("lengths"))
@@ -206,20 +206,20 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return self._out(self.mechanism.read(state, q, query_info)), weights
 
     def _composes(self, asked_of_this_layer: bool) -> bool:
-        """Whether weights that are needed are composed: as the pass wants it, or else by the settings of the model."""
+        """Whether requested weights are computed, according to the options of the pass or else the model's settings."""
         options = self.context.told("options")
         if options is not None:
             return options.weights and asked_of_this_layer
         return self.weights_in_training if self.training else self.compose_weights
 
     def _show(self, q: Tensor, k: Tensor, where: Where) -> None:
-        """Pass q, k and their tokens to the watcher of this thread, if there is one."""
+        """Call this thread's watcher, if there is one, with q, k and their tokens."""
         watcher = self.context.watchers.get(self.slot) if self.context.watchers else None
         if watcher is not None:
             watcher(q, k, **where)
 
     def _in_chunks(self, x: Tensor, keep: Tensor | None, wanted: bool) -> tuple[Tensor, Tensor | None]:
-        """Encoder self-attention over whole utterances, or over more chunks of an utterance that arrives."""
+        """Encoder self-attention over whole utterances, or over the next chunks of an utterance that is arriving."""
         tokens, states = self.context.told("tokens"), self.context.states
         tokens = self._described(TokenInfo.whole(len(x), keep, x.device) if tokens is None else tokens, x)
         where: Where = {"query": tokens, "key": tokens, "mask": self.mask}
@@ -242,12 +242,12 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return self.mechanism.loop if self._execution == "loop" else self.mechanism.scan
 
     def _self_step(self, query: Tensor, keep: Tensor | None, memory: Memory) -> Tensor:
-        """Decoder self-attention over more tokens: one, or a prompt."""
+        """Decoder self-attention over the next tokens: one, or a prompt."""
         if memory.state is None:
             first = self._described(memory.tokens(0, None, query.device), query)
             value_dim = self.v_proj.out_features // self.num_heads
             memory.state = self.mechanism.init_state(query.shape[1], value_dim, query, first, self.mask)
-        count = query.shape[0]  # not `len`, which a graph would take for a constant
+        count = query.shape[0]  # not `len`, which would become a constant in a graph
         step = memory.fused(query.device) if count == 1 and keep is None and memory.padded is None else None
         if step is not None:
             out = step(query[0], memory.state, memory.queries + 1, memory.lengths).unsqueeze(0)
@@ -262,10 +262,10 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
     def _cross_step(
         self, query: Tensor, key: Tensor, padding: Tensor | None, memory: Memory, wanted: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Cross-attention: the source enters the state once, or as far as a wait-k query may see it."""
+        """Cross-attention of the next tokens. The source is written to the state once, or as far as wait-k allows."""
         weights = self._step_weights(query, key, _keep(padding), memory) if wanted else None
         outputs = []
-        # Under wait-k one query after the other, since each sees more of the source.
+        # Under wait-k, one query at a time, since each sees more of the source than the one before.
         for part in query.split(len(query) if self.mask is None else 1):
             state = self._source_state(memory, key, padding)
             outputs.append(self._attend(part, state, memory))
@@ -273,14 +273,14 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs), weights
 
     def _step_weights(self, query: Tensor, key: Tensor, keep: Tensor | None, memory: Memory) -> Tensor:
-        """Cross-attention weights (B, H, T, S) of the next queries."""
+        """Cross-attention weights (B, H, T, S) of the next tokens."""
         tokens = memory.tokens(len(query), None, query.device)
         source = self._described(TokenInfo.whole(len(key), keep, key.device), key)
         mask = self.mask.after(memory.queries) if isinstance(self.mask, PrefixMask) else None
         return self.mechanism.weights(self._q(query), self._kv(key)[0], query=tokens, key=source, mask=mask)
 
     def _source_state(self, memory: Memory, key: Tensor, padding: Tensor | None) -> State:
-        """The state, with the source columns that the next query may see brought into it."""
+        """The state, after writing the source columns that the next query may see."""
         stop = self.mask.count(memory.queries, len(key)) if isinstance(self.mask, PrefixMask) else len(key)
         if memory.state is None or stop > memory.written:
             keep = _keep(padding)
@@ -296,7 +296,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return memory.state
 
     def _attend(self, query: Tensor, state: State, memory: Memory) -> Tensor:
-        """Cross-attention of more tokens to what was read of the source."""
+        """Cross-attention of more tokens to a state of the source."""
         step = memory.fused(query.device) if len(query) == 1 else None
         if step is not None:
             return step(query[0], state, memory.queries + 1, memory.lengths).unsqueeze(0)
@@ -304,7 +304,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return self._out(self.mechanism.read_shared(state, self._q(query), tokens, memory.shared))
 
     def _shared(self, key: Tensor, keep: Tensor | None) -> int:
-        """How many neighbouring batch entries hold the same source: the beam size, if they really do."""
+        """How many neighbouring batch entries have the same source: the beam size if they all do, otherwise 1."""
         n = self.context.beam_size
         if n == 1 or key.shape[1] % n:
             return 1
@@ -313,7 +313,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return n if all(torch.equal(group, group[:, :1].expand_as(group)) for group in groups) else 1
 
     def _described(self, tokens: TokenInfo, x: Tensor) -> TokenInfo:
-        """The tokens with what the mechanism also needs: their inputs x, (T, B, C), and the carry."""
+        """The tokens, with their inputs x (T, B, C) and the carry if the mechanism needs them."""
         if self.mechanism.capabilities.needs_inputs:
             tokens = replace(tokens, inputs=x.transpose(0, 1))
         if not self.hands_on or self.context.carry is None:
@@ -321,19 +321,19 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return replace(tokens, carry=self.context.carry.for_batch(x.shape[1]))
 
     def _with_inputs(self, tokens: TokenInfo, query: Tensor) -> TokenInfo:
-        """Queries of cross-attention with what the mechanism also needs of them: their inputs, (T, B, C)."""
+        """The queries of cross-attention, with their inputs (T, B, C) if the mechanism needs them."""
         needed = self.mechanism.capabilities.needs_query_inputs
         return replace(tokens, inputs=query.transpose(0, 1)) if needed else tokens
 
     def empty_state(self, batch: int) -> State:
-        """The state before anything was written to it, of a mechanism without a carry."""
+        """The state before anything is written, for mechanisms without a carry."""
         like = self.v_proj.weight.new_zeros(batch, 1, self.v_proj.in_features)
         tokens = TokenInfo(torch.ones(1, 0, dtype=torch.long), inputs=like[:, :0])
         value_dim = self.v_proj.out_features // self.num_heads
         return self.mechanism.init_state(batch, value_dim, like, tokens, self.mask if self.self_attention else None)
 
     def write_source(self, state: State, source: Tensor, tokens: TokenInfo) -> State:
-        """The state of cross-attention after more of a source (S, B, C) was written to it, for a graph."""
+        """Write more of a source (S, B, C) to the state of cross-attention, as a graph can do it."""
         return self.mechanism.write_loop(state, *self._kv(source), self._described(tokens, source).cleared())
 
     def _first_state(self, k: Tensor, v: Tensor, key: TokenInfo) -> State:
@@ -343,10 +343,10 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return Projections(self.q_proj, self.out_proj, self.k_proj, self.v_proj)
 
     def _step(self) -> Step | None:
-        """The mechanism's decoding step, prepared again when a weight has changed.
+        """The mechanism's decoding step, prepared again whenever a weight has changed.
 
-        None where a layer is more than its weights, which are all that a step knows: with a hook, an adapter, a
-        parametrisation, pruned or quantised.
+        A step knows only the weights of layers, so this is None if a layer has a hook, an adapter or a
+        parametrisation, or is pruned or quantised.
         """
         projections = self._projections()
         if self.encoder_decoder_attention:
@@ -355,30 +355,30 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         if not all(map(is_plain, linear)):
             return None
         for name, module in self.mechanism.named_modules():
-            if is_hooked(module) or self._made.get(name) is not type(module):
+            if is_hooked(module) or self._types.get(name) is not type(module):
                 return None
         parts = [*linear, self.mechanism]
         parameters = [parameter for part in parts for parameter in part.parameters()]
         stamp = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]
-        prepared = self._prepared  # looked at once: another thread may drop it
+        prepared = self._prepared  # read once, since another thread may drop it
         if prepared is None or prepared[0] != stamp:
-            with _PREPARING:  # once for all sessions that begin at the same moment: a step holds copies of weights
+            with _PREPARING:  # one step for all sessions that begin at the same moment, since it copies the weights
                 prepared = self._prepared
                 if prepared is None or prepared[0] != stamp:
                     prepared = self._prepared = stamp, step_of(self.mechanism, projections)
         return prepared[1]
 
     def train(self, mode: bool = True) -> MechanismAttention:
-        """Also drop the prepared step, which the next generation prepares again.
+        """Also drop the prepared step; the next generation prepares a new one.
 
-        Versions do not tell of all that changes weights: fairseq's optimizers write to `parameter.data`. Between two
-        generations with such a change there is a training step, and with that a pass with gradients or this.
+        The versions of parameters do not reveal every change: fairseq's optimizers write to `parameter.data`. Such a
+        change comes with a training step, which calls `train` or makes a pass with gradients.
         """
         self._prepared = None
         return super().train(mode)
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is prepared can be prepared again, and its functions cannot be pickled.
+        # The prepared step holds functions, which cannot be pickled; it can be prepared again.
         return {**self.__dict__, "_prepared": None}
 
     def _q(self, x: Tensor) -> Tensor:
@@ -389,7 +389,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return v if self.mechanism.capabilities.keys_are_values else self._heads(self.k_proj(x)), v
 
     def _out(self, heads: Tensor) -> Tensor:
-        """(B, H, T, E) to the block's output (T, B, C)."""
+        """The block's output (T, B, C), given the heads' (B, H, T, E)."""
         return self.out_proj(heads.permute(2, 0, 1, 3).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -398,7 +398,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
     @property
     def mask(self) -> Mask:
-        """Who sees what: the model's mask, or in cross-attention that of the pass, if it has options of its own."""
+        """The model's mask, or in cross-attention the schedule of the current pass if that has options."""
         options = None if self.self_attention else self.context.told("options")
         return self._mask if options is None else options.schedule
 
@@ -412,31 +412,31 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         return self._get_full_incremental_state_key("attention")
 
     def memory(self, incremental_state: IncrementalState) -> Memory:
-        """What this block keeps in `incremental_state`; empty at first."""
+        """This block's memory in `incremental_state`; a new one if there is none."""
         if self.slot not in incremental_state:
             step = None if torch.is_grad_enabled() else self._step()
             incremental_state[self.slot] = Memory(step, self.context.told("lengths"))
         return incremental_state[self.slot]
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
-        """Follow beam search: batch entry i becomes the old entry new_order[i]; entries may repeat or be dropped."""
+        """Follow beam search: batch entry i becomes the old entry new_order[i]; entries may be repeated or dropped."""
         if self.slot in incremental_state:
             incremental_state[self.slot] = incremental_state[self.slot].reorder(new_order)
         return incremental_state
 
     def set_beam_size(self, beam_size: int) -> None:
-        """fairseq's generator says how many hypotheses of a sentence stand side by side; they share one source."""
+        """Called by fairseq's generator: `beam_size` neighbouring batch entries are hypotheses of one source."""
         self.context.beam_size = beam_size
 
     def make_generation_fast_(self, need_attn: bool = False, **unused: Any) -> None:
-        """fairseq-generate calls this: weights are composed only if the alignments will be printed."""
+        """Called by fairseq-generate: weights are computed only if alignments will be printed."""
         self.compose_weights = need_attn
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """fairseq calls this before it loads a checkpoint."""
+        """Called by fairseq before it loads a checkpoint."""
         upgrade(state_dict, name, {"q": self.q_proj, "k": self.k_proj, "v": self.v_proj}, self.mechanism)
 
-    # The decoder layer asks every self-attention for fairseq's own buffer; this module keeps its state elsewhere.
+    # fairseq's decoder layer asks for this buffer of every self-attention; this module keeps its state elsewhere.
     def _get_input_buffer(self, incremental_state: IncrementalState | None) -> dict[str, Tensor]:
         return {}
 
@@ -445,5 +445,5 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
 
 def _keep(padding: Tensor | None) -> Tensor | None:
-    """fairseq's padding mask as a keep mask."""
+    """The keep mask for a padding mask of fairseq's; None: no padding."""
     return None if padding is None or padding.dim() == 0 else ~padding.bool()

@@ -1,4 +1,4 @@
-"""What attention needs to know about the current pass of its encoder or decoder, and the carry from layer to layer."""
+"""What attention must know about the current pass of its encoder or decoder, and the carry between layers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..attention.mechanism import Execution
 class StackFacts:
     """What holds for every pass of an encoder or decoder.
 
-    knows_lengths: there is a predictor of the target's length.
-    guesses_lengths: where it says nothing, as an oracle does while a target is written, the mechanisms guess.
-    carrier:       the mechanism of the first layer that has a carry, if there is one.
-    last:          what was said of the latest pass in any thread, see `PassContext.told`.
+    knows_lengths:   whether a length predictor exists for the target.
+    guesses_lengths: whether mechanisms guess lengths without a prediction; an oracle gives none in generation.
+    carrier:         the mechanism of the first layer that has a carry, if any.
+    last:            the values set for the latest pass in any thread (see `PassContext.told`).
     """
 
     knows_lengths: bool = False
@@ -31,17 +31,17 @@ class StackFacts:
     last: dict[str, Any] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles hold no pass."""
+        """Copies and pickles do not contain a pass."""
         return {**self.__dict__, "last": {}}
 
 
 @dataclass(frozen=True)
 class PassOptions:
-    """What whoever runs passes decides about them, instead of the settings of the model.
+    """Settings of passes by their caller, which replace the model's settings.
 
-    schedule:  the wait-k mask of cross-attention; None shows it the whole source.
-    weights:   whether the layer that is asked for its alignment composes attention weights; no other layer does.
-    execution: of mechanisms; "loop" where the pass becomes a graph.
+    schedule:  the wait-k mask of cross-attention; None: it sees the whole source.
+    weights:   whether the layer that is asked for an alignment computes attention weights; other layers never do.
+    execution: of mechanisms; "loop" if the pass is to become a graph.
     """
 
     schedule: PrefixMask | None = None
@@ -53,18 +53,18 @@ TOLD = ("lengths", "tokens", "options")
 
 
 class PassContext(threading.local):
-    """The pass that runs in this thread: two threads may use one model.
+    """The pass that runs in this thread; several threads may use one model.
 
-    lengths:   (B,), how long the targets are or are said to become; None where nobody knows.
+    lengths:   (B,), true or predicted lengths of the targets; None if unknown.
     carry:     passed from layer to layer; None before the first layer that has a carry.
-    tokens:    positions and padding of an encoder's tokens in chunks; None: those of whole sequences, as they come.
-    states:    what every attention keeps, by its `slot`, of an utterance whose frames are arriving; the pass is then
-               more chunks of it. None where whole utterances are read.
-    beam_size: hypotheses of a sentence that come side by side.
-    prompt:    (B, T), tokens that a language model's generation begins with; None: it reads token by token.
-    options:   what whoever runs the pass decides about it; None: the settings of the model hold.
-    watchers:  by `slot` of an attention, what is called with what its mechanism is given for whole sequences: q, k and
-               their tokens, query, key, mask.
+    tokens:    positions and padding of an encoder's tokens in chunks; None: of whole sequences, from the padding mask.
+    states:    states of attention, by `slot`, for an utterance that is arriving, of which the pass reads the next
+               chunks; None if the pass reads whole utterances.
+    beam_size: number of neighbouring batch entries that are hypotheses of one sentence.
+    prompt:    (B, T), tokens with which a language model's generation begins; None: it reads token by token.
+    options:   the caller's settings of the pass; None: the model's settings apply.
+    watchers:  functions, by `slot` of an attention, that are called with the inputs of its mechanism for whole
+               sequences: q, k, query, key, mask.
     """
 
     lengths: Tensor | None
@@ -72,7 +72,7 @@ class PassContext(threading.local):
     options: PassOptions | None
 
     def __init__(self, facts: StackFacts) -> None:  # Python calls this once per thread, with the same facts
-        self.__dict__.update(dict.fromkeys(TOLD), facts=facts)  # not by assignment, which would be told to others
+        self.__dict__.update(dict.fromkeys(TOLD), facts=facts)  # `__setattr__` would set them in `facts.last`, too
         self.carry: Carry | None = None
         self.states: dict[str, State] | None = None
         self.beam_size = 1
@@ -81,15 +81,15 @@ class PassContext(threading.local):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name in TOLD and torch.is_grad_enabled():  # without gradients no backward pass will ask
+        if name in TOLD and torch.is_grad_enabled():  # without gradients, no backward pass will need it
             self.facts.last[name] = value
 
     @contextmanager
     def own(self, options: PassOptions) -> Iterator[None]:
-        """While this holds, passes of this thread have these options, and nothing else that was said in it before.
+        """Run passes in this thread with these options, and without anything that was set before.
 
-        What they say themselves is forgotten afterwards, also when one fails: so passes of different owners may follow
-        each other in a thread in any order.
+        Afterwards, even after an error, the previous values are restored. Passes of different owners may therefore
+        follow each other in one thread in any order.
         """
         outside = dict(self.__dict__)
         PassContext.__init__(self, self.facts)
@@ -101,23 +101,23 @@ class PassContext(threading.local):
             self.__dict__.update(outside)
 
     def told(self, name: str) -> Any:
-        """Lengths, tokens or options of this pass.
+        """Lengths, tokens or options of this pass, by name.
 
-        Within a backward pass, where checkpointed layers run again and on a GPU in a thread of autograd's own, what was
-        said last in any thread.
+        In a backward pass, the value that was set last in any thread: checkpointed layers then run again, on a GPU in
+        one of autograd's threads.
         """
         in_backward = torch._C._current_graph_task_id() != -1
         return self.facts.last.get(name) if in_backward else getattr(self, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of a model has the same facts, and no pass runs in it."""
+        """Copies of a model have the same facts, but no running pass."""
         return type(self), (self.facts,)
 
     def hand_over(self, batch: int) -> Carry:
-        """What the last layer handed on; the carry before the first layer, if all were dropped.
+        """The carry after the last layer; if all layers were dropped, the carry before the first.
 
-        It is not kept: with it there would be the graph of a pass that is over.
+        The context forgets it, because it would keep the autograd graph of a finished pass alive.
         """
         assert self.facts.carrier is not None
-        found, self.carry = self.carry or self.facts.carrier.first_carry(batch), None
-        return found
+        carry, self.carry = self.carry or self.facts.carrier.first_carry(batch), None
+        return carry

@@ -1,7 +1,7 @@
-"""The weights of another model: whether they mean the same in this one, and what of this one they do not have.
+"""Checks whether the weights of a checkpoint compute the same function in this model, and reports what is new.
 
-A model has options that change its function and the shape of no tensor, such as the place of its norms. With another
-value of one of them a checkpoint loads, and the model computes something else.
+Some options change a model's function without changing the shape of any tensor, such as the place of its norms. If such
+an option has another value, the checkpoint loads but the model computes something else.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ PREFIX = "leapformer_"
 
 
 class Differing(NamedTuple):
-    """An option that changes the function and no shape.
+    """An option that changes the function of a model, but no shapes.
 
-    default: fairseq's, of a checkpoint that does not say
-    stack:   where it matters, both if empty
-    matters: whether it does, given the options of the checkpoint and those of this model
-    remedy:  what sets it to True and to False, where that is not its own flag, given and left out
+    default: fairseq's default, for checkpoints without the option
+    stack:   the stack in which it matters; both if empty
+    matters: whether a difference matters, given the options of the checkpoint and of this model
+    remedy:  how to set it to True and to False; None: by giving its flag and leaving it out
     """
 
     default: Any = False
@@ -41,20 +41,20 @@ class Differing(NamedTuple):
 
 
 def _only_shared_here(name: str) -> Callable[[Mapping[str, Any], Mapping[str, Any]], bool]:
-    """One matrix in place of two is another function; two that begin as equals are the same."""
+    """Whether sharing matters: one matrix in place of two changes the function, two copies in place of one do not."""
     return lambda there, here: bool(here.get(name))
 
 
-def _placed(stack: str) -> Differing:
+def _norm_place(stack: str) -> Differing:
     after = f"--{stack}-normalize-after"
     return Differing(
         stack=stack, remedy={True: f"leave {after} out, or give --{stack}-normalize-before", False: f"give {after}"}
     )
 
 
-#: by name; a test compares it with all options of fairseq's models
+#: such options by name; a test compares them with all options of fairseq's models
 FUNCTION: dict[str, Differing] = {
-    **{f"{stack}_normalize_before": _placed(stack) for stack in STACKS},
+    **{f"{stack}_normalize_before": _norm_place(stack) for stack in STACKS},
     **{f"{stack}_attention_heads": Differing(None, stack) for stack in STACKS},
     **{f"{stack}_learned_pos": Differing(stack=stack) for stack in STACKS},
     "no_decoder_final_norm": Differing(
@@ -80,7 +80,7 @@ FUNCTION: dict[str, Differing] = {
 
 
 class Origin(NamedTuple):
-    """Where weights come from: a file, and the options of the model in it."""
+    """Where weights come from: a file, and the options of its model."""
 
     path: str
     options: Mapping[str, Any]
@@ -91,24 +91,24 @@ class Origin(NamedTuple):
 
 
 def origin_of(state_dict: Mapping[str, Tensor]) -> Origin | None:
-    """What `compat.trust` notes at the parameters of every checkpoint that fairseq loads."""
-    found = getattr(state_dict, "origin", None)
-    return None if found is None else Origin(*found)
+    """The origin that `compat.trust` attaches to the parameters of every checkpoint that fairseq loads; else None."""
+    attached = getattr(state_dict, "origin", None)
+    return None if attached is None else Origin(*attached)
 
 
 def check_function(origin: Origin, args: Any, stacks: Collection[str] = STACKS) -> None:
-    """Raise LeapformerError if these weights are another function in the stacks of a model with the options `args`."""
-    there, here = _completed(origin.options), _completed(_plain(args))
+    """Raise LeapformerError if the weights compute another function in the `stacks` of a model with options `args`."""
+    there, here = _completed(origin.options), _completed(_as_dict(args))
     if any(there.get(name) != here.get(name) for name in (f"{stack}_embed_dim" for stack in stacks)):
-        return  # a model of another size, which is said of its first tensor
+        return  # a model of another size; loading its first tensor raises a clear error
     for name, option in FUNCTION.items():
         if option.stack and option.stack not in stacks:
             continue
-        wanted, own = (_value(options, name, option) for options in (there, here))
-        if wanted is None or own is None or wanted == own or not option.matters(there, here):
+        wanted, current = (_value(options, name, option) for options in (there, here))
+        if wanted is None or current is None or wanted == current or not option.matters(there, here):
             continue
         raise LeapformerError(
-            f"{origin.path}: {name} is {wanted} in the checkpoint and {own} in this model; "
+            f"{origin.path}: {name} is {wanted} in the checkpoint and {current} in this model; "
             + _remedy(name, option, wanted)
         )
     if "encoder" in stacks and origin.arch.startswith("convtransformer") and there.get("encoder_normalize_before"):
@@ -118,8 +118,8 @@ def check_function(origin: Origin, args: Any, stacks: Collection[str] = STACKS) 
         )
 
 
-def _plain(args: Any) -> dict[str, Any]:
-    """Options as a dictionary: of the command line, or of fairseq-hydra-train."""
+def _as_dict(args: Any) -> dict[str, Any]:
+    """Options of the command line or of fairseq-hydra-train as a dictionary."""
     return dict(vars(args)) if isinstance(args, Namespace) else dict(args)
 
 
@@ -139,7 +139,7 @@ def _remedy(name: str, option: Differing, wanted: Any) -> str:
 
 
 def _completed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """With what the checkpoint's architecture fills in, as when fairseq builds the model."""
+    """The options, completed by the defaults of their architecture, as when fairseq builds the model."""
     from fairseq.models import ARCH_CONFIG_REGISTRY
 
     filled = Namespace(**copy.deepcopy(dict(options)))
@@ -150,7 +150,7 @@ def _completed(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def report(origin: Origin, model: nn.Module, args: Any, known: Collection[str]) -> None:
-    """Log what of a model the weights do not have: other attention, new parameters, of which `known` are not."""
+    """Log how a model differs from the origin of its weights: mechanisms, and parameters not among the `known` ones."""
     lines = [*_replaced(origin, model, args)]
     new = {name: value for name, value in model.named_parameters() if name not in known}
     if new:
@@ -169,23 +169,23 @@ def _replaced(origin: Origin, model: nn.Module, args: Any) -> Iterator[str]:
     from .swap import BLOCKS
 
     ours = origin.arch.startswith(PREFIX)
-    there, here = _completed(origin.options), _completed(_plain(args))
+    there, here = _completed(origin.options), _completed(_as_dict(args))
     for block in BLOCKS:
-        own = [attention.mechanism.name for attention in attentions_by_block(model).get(block.name, ())]
+        current = [attention.mechanism.name for attention in attentions_by_block(model).get(block.name, ())]
         plan = (there.get(block.argument) if ours else None) or "softmax"
         try:
-            before = expand_plan(plan, len(own)) if own else []
-        except LeapformerError:  # of other layers
+            before = expand_plan(plan, len(current)) if current else []
+        except LeapformerError:  # the plan is for another number of layers
             continue
-        pairs = list(zip(own, before, strict=True))
+        pairs = list(zip(current, before, strict=True))
         for pair in dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]):
-            layers = _listed([i for i, one in enumerate(pairs, 1) if one == pair])
-            assumed = f" (without {block.flag} every layer is leap)" if set(own) == {"leap"} else ""
+            layers = _listed([i for i, mechanisms in enumerate(pairs, 1) if mechanisms == pair])
+            assumed = f" (without {block.flag} every layer is leap)" if set(current) == {"leap"} else ""
             yield f"{block.name} attention: {pair[0]} instead of {pair[1]} in {layers}{assumed}"
         for option in _options({name for name, other in pairs if name == other}):
-            found = [options.get(option.name, option.default) for options in (here, there)]
-            if found[0] != found[1]:
-                yield f"{block.name} attention: {option.flag} {found[0]} instead of {found[1]}"
+            values = [options.get(option.name, option.default) for options in (here, there)]
+            if values[0] != values[1]:
+                yield f"{block.name} attention: {option.flag} {values[0]} instead of {values[1]}"
 
 
 def _options(mechanisms: Iterable[str]) -> list[Option]:
@@ -193,7 +193,7 @@ def _options(mechanisms: Iterable[str]) -> list[Option]:
 
 
 def _listed(layers: list[int]) -> str:
-    """Layers in words; counted from one."""
+    """Layer numbers, from 1, in words."""
     if len(layers) == 1:
         return f"layer {layers[0]}"
     if len(layers) > 2 and layers[-1] - layers[0] == len(layers) - 1:
@@ -202,15 +202,15 @@ def _listed(layers: list[int]) -> str:
 
 
 class OfAnyOrigin:
-    """A model that looks at where the weights come from that it is to load: the first base of each of ours."""
+    """The first base class of each of our models: checks the origin of the weights that it loads."""
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, model_cfg: Any = None, args: Any = None) -> Any:
-        """As in fairseq. Raises LeapformerError for a checkpoint that would be another function in this model."""
-        origin, own = origin_of(state_dict), args if model_cfg is None else model_cfg
-        if origin is None or own is None:
+        """As in fairseq. Raises LeapformerError if the checkpoint would compute another function in this model."""
+        origin, options = origin_of(state_dict), args if model_cfg is None else model_cfg
+        if origin is None or options is None:
             return super().load_state_dict(state_dict, strict, model_cfg, args)  # type: ignore[misc]
-        check_function(origin, own, [stack for stack in STACKS if hasattr(self, stack)])
+        check_function(origin, options, [stack for stack in STACKS if hasattr(self, stack)])
         known = set(state_dict)
-        found = super().load_state_dict(state_dict, strict, model_cfg, args)  # type: ignore[misc]
-        report(origin, self, own, known)  # type: ignore[arg-type]
-        return found
+        keys = super().load_state_dict(state_dict, strict, model_cfg, args)  # type: ignore[misc]
+        report(origin, self, options, known)  # type: ignore[arg-type]
+        return keys

@@ -1,6 +1,6 @@
-"""Attention plans: which mechanism serves which layer of a block.
+"""Attention plans: the mechanism of each layer of a block.
 
-"leap" serves every layer; "softmax,leap*4,softmax" names one mechanism per layer, `*4` repeating.
+"leap" is for all layers; "softmax,leap*4,softmax" names one mechanism per layer, where `*4` stands for four layers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from ..attention import OPTIONS, Mask, Option, build, find
 from ..support.errors import LeapformerError
 
-# An instance to ask what it can do; no mechanism's answer depends on these sizes.
+# Sizes of the instances whose capabilities are checked; capabilities do not depend on sizes.
 _HEAD_DIM, _HEADS, _WIDTH = 64, 2, 128
 
 
@@ -33,7 +33,7 @@ def expand_plan(plan: str, layers: int) -> list[str]:
 
 
 def names_in(plan: str) -> list[str]:
-    """The mechanisms that a plan names, as often as it says; LeapformerError for an unknown one or a bad repeat."""
+    """The mechanisms in a plan, with repeats. Raises LeapformerError for an unknown mechanism or a bad repeat."""
     names: list[str] = []
     for part in plan.split(","):
         name, star, times = (piece.strip() for piece in part.partition("*"))
@@ -52,21 +52,21 @@ def check_plans(
     masks: Mapping[str, Mask],
     others: Callable[[], Collection[str]] = tuple,
 ) -> None:
-    """Raise LeapformerError for what no model could be built with, before there is a model.
+    """Raise LeapformerError, before a model is built, if no model can be built with these plans and options.
 
-    plans:   a plan by block.
-    options: names without dashes, and values, None for a flag.
-    masks:   of the blocks; None where all tokens are seen.
-    others:  the options of models that may be given besides those of mechanisms; called only if there is one.
+    plans:   the plan of each block.
+    options: names, without leading dashes, and values; None for a flag.
+    masks:   the mask of each block; None if all tokens are seen.
+    others:  returns the names of further options that a model has; called only if one is given that no mechanism has.
     """
     given = {name.replace("-", "_"): _value(name, text, others) for name, text in options}
     for block, plan in plans.items():
         for name in dict.fromkeys(names_in(plan)):
-            own = {option.name: given[option.name] for option in find(name).options if option.name in given}
+            values = {option.name: given[option.name] for option in find(name).options if option.name in given}
             try:
-                mechanism = build(name, _HEAD_DIM, _HEADS, block=block, input_dim=_WIDTH, **own)
+                mechanism = build(name, _HEAD_DIM, _HEADS, block=block, input_dim=_WIDTH, **values)
             except LeapformerError as error:
-                if "head dimension" in str(error):  # which only the model knows
+                if "head dimension" in str(error):  # unknown until the model is built
                     continue
                 raise
             reason = mechanism.capabilities.unsupported_reason(block, masks.get(block))
@@ -75,17 +75,17 @@ def check_plans(
 
 
 def _value(name: str, text: str | None, others: Callable[[], Collection[str]]) -> Any:
-    """The value of a mechanism's option; of another one of the model's as it is."""
+    """The value of a mechanism's option, or the text of another model option. Raises LeapformerError for others."""
     option = OPTIONS.get(name.replace("-", "_"))
     if option is None and name not in (models := others()):
-        known = sorted({one.flag[2:] for one in OPTIONS.values()} | {*models})
+        known = sorted({known_option.flag[2:] for known_option in OPTIONS.values()} | {*models})
         close = difflib.get_close_matches(name, known, 3) or ["encoder-chunk-ms", "leap-factor", "luna-length"]
         raise LeapformerError(f"there is no option {name} of a mechanism; did you mean {' or '.join(close)}?")
     return text if option is None else _parsed(option, text)
 
 
 def _parsed(option: Option, text: str | None) -> Any:
-    """A value as its flag would be parsed. Raises LeapformerError if it cannot be."""
+    """The value that the option's flag would have. Raises LeapformerError if the text is not a valid value."""
     kind = type(option.default)
     if kind is bool:
         if text is not None:

@@ -1,4 +1,4 @@
-"""fairseq's table of sinusoidal positions, which grows with the longest text, in many threads."""
+"""Thread safety of fairseq's table of sinusoidal positions, which grows with the longest text."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _GROWING = threading.Lock()
 
 
 def grow_in_turn(stack: nn.Module) -> None:
-    """Let only one thread at a time enlarge the position tables of a stack.
+    """Let only one thread at a time enlarge the position tables of an encoder or decoder.
 
-    fairseq replaces a table that is too short. If two threads do so, one can find the smaller table of the other.
+    fairseq replaces a table that is too short. If two threads do so at once, one may be left with the other's smaller
+    table.
     """
     for part in stack.modules():
         if isinstance(part, SinusoidalPositionalEmbedding):
@@ -22,7 +23,7 @@ def grow_in_turn(stack: nn.Module) -> None:
 
 
 def _grow(table: SinusoidalPositionalEmbedding, inputs: tuple[Any, ...]) -> None:
-    """Enlarge a table before its forward pass would, so that it never becomes smaller."""
+    """Enlarge a table before its forward pass would, and never make it smaller."""
     needed = table.padding_idx + 1 + inputs[0].shape[1]
     if needed > len(table.weights):
         with _GROWING:

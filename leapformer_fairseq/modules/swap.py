@@ -1,4 +1,4 @@
-"""Build the stock model, then swap its attention for mechanisms: blocks, flags and the swap."""
+"""The attention blocks of a stock fairseq model, their flags, and the swap of their attention for mechanisms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .positions import grow_in_turn
 
 
 class Block(NamedTuple):
-    """An attention block: its name, the model part and layer attribute it lives in, and its mask."""
+    """An attention block: its name, where it is (the model's `stack`, each layer's `attribute`), and its mask."""
 
     name: str
     stack: str
@@ -26,7 +26,7 @@ class Block(NamedTuple):
 
     @property
     def argument(self) -> str:
-        """`encoder-self` is planned by `--encoder-self-attention`, stored as `encoder_self_attention`."""
+        """The name of the plan in the options, such as `encoder_self_attention` for `encoder-self`."""
         return self.name.replace("-", "_") + "_attention"
 
     @property
@@ -42,9 +42,9 @@ BLOCKS = (
 
 
 def add_attention_args(parser: argparse.ArgumentParser, stacks: tuple[str, ...] = ("encoder", "decoder")) -> None:
-    """Declare the plan flags of the blocks in `stacks` and every mechanism's options.
+    """Declare the plan flags of the blocks in `stacks` and the options of all mechanisms.
 
-    No defaults here: fairseq's presets fill in what the user did not say (`fill_attention_args`).
+    They have no defaults here: fairseq's presets fill in what the user does not give (`fill_attention_args`).
     """
     choices = ", ".join(sorted(MECHANISMS))
     for block in BLOCKS:
@@ -56,7 +56,7 @@ def add_attention_args(parser: argparse.ArgumentParser, stacks: tuple[str, ...] 
                 + choices,
             )
     for stack in stacks:
-        # The flag of fairseq only sets it, and some presets set it without.
+        # fairseq's flag can only turn normalize_before on, and some presets turn it on without the flag.
         parser.add_argument(
             f"--{stack}-normalize-after",
             action="store_false",
@@ -79,7 +79,7 @@ def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> N
 
 
 def fill_attention_args(args: argparse.Namespace, plan: str = "leap", encoder: bool = True) -> None:
-    """Give every plan that is not set the value `plan`, every option its default in a model with or without encoder."""
+    """Set every missing plan to `plan`, and every missing option to its default with or without an `encoder`."""
     fill_options(args, {block.argument: plan for block in BLOCKS})
     if not encoder:
         alone = {option.name: option.without_encoder for option in OPTIONS.values()}
@@ -88,7 +88,7 @@ def fill_attention_args(args: argparse.Namespace, plan: str = "leap", encoder: b
 
 
 def fill_options(args: argparse.Namespace, defaults: Mapping[str, Any]) -> None:
-    """Give every option that is not set its default."""
+    """Set every missing option to its default."""
     for name, default in defaults.items():
         if getattr(args, name, None) is None:
             setattr(args, name, default)
@@ -103,13 +103,12 @@ def swap_attention(
     chunks: ChunkMask | None = None,
     target_length: int | None = None,
 ) -> PassContext:
-    """Replace the attention of every layer in an "encoder" or "decoder" by the mechanism its plan names.
+    """Replace the attention of every layer in an encoder or decoder (`kind`) by the mechanism that its plan names.
 
-    `length_known` says that there will be a predicted length of a decoder's target, `target_length` is the longest one
-    if that is known. The self-attention of a streaming encoder is in `chunks`. Returns what the stack tells its
-    attention: whoever runs the layers says there how long the target becomes, and empties the carry or fills in what
-    the encoder handed on. Raises LeapformerError naming block, layer, mechanism, reason and remedy when a mechanism
-    cannot serve a block.
+    `length_known`: the length of a decoder's target will be predicted. `target_length`: the longest target, if known.
+    `chunks`: the mask of self-attention in a streaming encoder. Returns the context of the stack's passes, in which the
+    caller of the layers sets the target lengths, and clears the carry or sets it to the encoder's. Raises
+    LeapformerError, with block, layer, mechanism, reason and remedy, if a mechanism cannot be used in a block.
     """
     grow_in_turn(stack)
     layers, facts = layers_of(stack), StackFacts(length_known)
@@ -146,7 +145,7 @@ def swap_attention(
 
 
 def check_use(mechanism: Mechanism, layer: int, mask: Mask, context: Context) -> None:
-    """Raise LeapformerError where a mechanism cannot serve its block with this mask in a model of this context."""
+    """Raise LeapformerError if a mechanism cannot be used in its block with this mask and context."""
     reason = mechanism.capabilities.unsupported_reason(mechanism.block, mask, context)
     if reason is not None:
         where = f"{mechanism.block} attention, layer {layer + 1}: {mechanism.name}"
@@ -154,7 +153,7 @@ def check_use(mechanism: Mechanism, layer: int, mask: Mask, context: Context) ->
 
 
 def check_decoder(decoder: nn.Module, cross_mask: Mask, context: Context) -> None:
-    """`check_use` of every attention of a decoder, for a use that comes after it was built."""
+    """Call `check_use` for every attention of a decoder that is already built, before it is used in another way."""
     for i, layer in enumerate(layers_of(decoder)):
         for block in BLOCKS[1:]:
             attention = getattr(layer, block.attribute, None)
@@ -165,24 +164,24 @@ def check_decoder(decoder: nn.Module, cross_mask: Mask, context: Context) -> Non
 
 
 def _tie(mechanism: Mechanism, first: Mechanism) -> None:
-    """Tie parameters to those of the same block's first layer with this mechanism."""
+    """Share the mechanism's tied parameters with `first`, the first layer of the block with the same mechanism."""
     for name in mechanism.tied:
         setattr(mechanism, name, getattr(first, name))
 
 
 def _carry_width(args: argparse.Namespace) -> int | None:
-    """Width of the encoder's carry, given its arguments; None without one."""
-    has_one = any(
+    """The width of the encoder's carry, given the model's arguments; None if it has no carry."""
+    has_carry = any(
         find(name).capabilities.carry_width is not None for name in names_in(getattr(args, BLOCKS[0].argument))
     )
-    return args.encoder_embed_dim if has_one else None
+    return args.encoder_embed_dim if has_carry else None
 
 
 def layers_of(stack: Any) -> nn.ModuleList:
-    """The layers of a fairseq encoder or decoder, by either name. Index, never iterate: layer drop skips some."""
+    """The layers of a fairseq encoder or decoder. Index them; iteration skips layers under layer drop."""
     return stack.layers if hasattr(stack, "layers") else stack.transformer_layers
 
 
 def attentions(module: nn.Module) -> Iterator[MechanismAttention]:
-    """Every swapped attention inside `module`."""
+    """All swapped attention inside `module`."""
     return (part for part in module.modules() if isinstance(part, MechanismAttention))

@@ -1,6 +1,6 @@
-"""Whether the words of a data set are those that a model was trained on.
+"""Checks that a data set has the vocabulary that a model was trained with.
 
-A model knows words by their numbers alone: with another dictionary it would read and write nonsense, and say nothing.
+A model knows words only by number, so with another dictionary it would read and write nonsense without an error.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ FINGERPRINT = "vocabulary"  # name of the buffer
 
 
 def remember_vocabulary(module: nn.Module, dictionary: Any) -> None:
-    """Keep a fingerprint of the dictionary's words and their order, which checkpoints hold from then on.
+    """Register a fingerprint of the dictionary's words and their order as a buffer, which checkpoints then contain.
 
-    It is 16 bytes as whole numbers, which half precision leaves alone and averages of checkpoints do not change.
+    Its 16 bytes are stored as integers, which neither half precision nor averaging of checkpoints changes.
     """
     digest = hashlib.sha256("\0".join(dictionary.symbols).encode()).digest()[:16]
     module.register_buffer(FINGERPRINT, torch.tensor(list(digest)))
 
 
 def check_vocabulary(module: nn.Module, state_dict: dict[str, Tensor], name: str) -> None:
-    """Raise LeapformerError when a checkpoint is of another vocabulary than the `module` of this `name`.
+    """Raise LeapformerError if a checkpoint's module `name` has another vocabulary than `module`.
 
-    fairseq's own checkpoints have no fingerprint: of these only the number of words is compared.
+    fairseq's own checkpoints have no fingerprint; for these only the number of words is compared.
     """
     remedy = "use the data folder (dict.*.txt) that the model was trained on"
     for key, value in module.get_submodule("embed_tokens").state_dict().items():
-        found = state_dict.get(f"{name}.embed_tokens.{key}")
-        if found is not None and len(found) != len(value):
+        stored = state_dict.get(f"{name}.embed_tokens.{key}")
+        if stored is not None and len(stored) != len(value):
             raise LeapformerError(
-                f"the checkpoint's {name}.embed_tokens.{key} has {len(found)} rows, this data set's dictionary gives "
+                f"the checkpoint's {name}.embed_tokens.{key} has {len(stored)} rows, this data set's dictionary gives "
                 f"{len(value)}; {remedy}"
             )
-    own = module.get_buffer(FINGERPRINT).cpu()
-    if not torch.equal(state_dict.setdefault(f"{name}.{FINGERPRINT}", own).cpu(), own):
+    expected = module.get_buffer(FINGERPRINT).cpu()
+    if not torch.equal(state_dict.setdefault(f"{name}.{FINGERPRINT}", expected).cpu(), expected):
         raise LeapformerError(f"the checkpoint's {name} knows other words than this data set's dictionary; {remedy}")

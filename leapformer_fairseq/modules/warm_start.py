@@ -1,4 +1,4 @@
-"""Warm start: an encoder or decoder from a checkpoint of another model, with whatever mechanisms that one has."""
+"""Warm start: load an encoder or decoder from a checkpoint of another model, whose mechanisms may differ."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 def only_at_the_beginning(args: Namespace) -> None:
-    """Clear warm starts for a training that goes on from a checkpoint, which has all weights.
+    """Clear the options of warm starts if training resumes from a checkpoint, which has all weights.
 
-    What they name may be gone by then. The options of a checkpoint have none of them, see `compat.trust`.
+    The files that they name may no longer exist. Options saved in checkpoints never contain them (see `compat.trust`).
     """
     restored = getattr(args, "restore_file", None)
     if restored == "checkpoint_last.pt":  # fairseq's default, which it looks for in --save-dir
@@ -32,12 +32,13 @@ def only_at_the_beginning(args: Namespace) -> None:
 
 
 def load_component(component: nn.Module, kind: str, path: str, args: Namespace) -> None:
-    """Warm start: load the "encoder" or "decoder" of a checkpoint, with whatever mechanisms it was trained.
+    """Load the encoder or decoder (`kind`) of a checkpoint, whose mechanisms may differ, into `component`.
 
-    Projections, feed-forward layers and embeddings must fit; a mechanism's own parameters are taken where names agree
-    and keep their initial value where not; a recogniser's CTC head is left out when this model has none. A length
-    predictor is not loaded: what it learned of transcripts is not true of translations. With `args`, this model's
-    options, the weights must be the same function as in the checkpoint.
+    Projections, feed-forward layers and embeddings must fit. Parameters of mechanisms are loaded if their names agree,
+    and otherwise keep their initial values. A recogniser's CTC head is ignored if this model has none. A length
+    predictor is never loaded, because lengths of transcripts are not those of translations. `args` are this model's
+    options, with which the weights must compute the same function as in the checkpoint. Raises LeapformerError if
+    anything does not fit.
     """
     if not PathManager.exists(path):
         raise LeapformerError(
@@ -50,28 +51,28 @@ def load_component(component: nn.Module, kind: str, path: str, args: Namespace) 
     prefix = kind + "."
     if hasattr(component, FINGERPRINT):
         check_vocabulary(component, state, kind)
-    found: dict[str, Tensor] = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
-    found = {name: value for name, value in found.items() if not _of_a_length_predictor(name)}
-    own = component.state_dict()
-    new = [name for name in own if name not in found]
-    extra = [name for name in found if name not in own]
+    stored: dict[str, Tensor] = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
+    stored = {name: value for name, value in stored.items() if not _is_of_length_predictor(name)}
+    current = component.state_dict()
+    new = [name for name in current if name not in stored]
+    extra = [name for name in stored if name not in current]
     for name, part in component.named_modules():
         if isinstance(part, MechanismAttention):
-            part.upgrade_state_dict_named(found, name)
-    wrong = [n for n in new if ".mechanism." not in n and not _of_a_length_predictor(n)] + [
+            part.upgrade_state_dict_named(stored, name)
+    wrong = [n for n in new if ".mechanism." not in n and not _is_of_length_predictor(n)] + [
         n for n in extra if ".mechanism." not in n and "ctc_proj" not in n
     ]
-    wrong += [n for n in found if n in own and found[n].shape != own[n].shape]
+    wrong += [n for n in stored if n in current and stored[n].shape != current[n].shape]
     if wrong:
         raise LeapformerError(
             f"--load-pretrained-{kind}-from {path}: {wrong[0]} does not fit this model ({len(wrong)} tensors differ); "
             "use the same layers and sizes as the checkpoint"
         )
-    component.load_state_dict({**own, **{name: value for name, value in found.items() if name in own}})
-    logger.info("%s: loaded %d tensors from %s, %d new", kind, len(own) - len(new), path, len(new))
+    component.load_state_dict({**current, **{name: value for name, value in stored.items() if name in current}})
+    logger.info("%s: loaded %d tensors from %s, %d new", kind, len(current) - len(new), path, len(new))
     if origin is not None:
-        report(origin, component, args, set(own) - set(new))
+        report(origin, component, args, set(current) - set(new))
 
 
-def _of_a_length_predictor(name: str) -> bool:
+def _is_of_length_predictor(name: str) -> bool:
     return name.startswith("length_predictor.")

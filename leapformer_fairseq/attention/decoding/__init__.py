@@ -1,4 +1,4 @@
-"""One token at a time, with fused projections and, on a CPU, a kernel in C that fits what a mechanism describes."""
+"""The decoding step: one token with fused projections and, on a CPU, the kernel in C for a mechanism's description."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ STEPS: dict[type, Any] = {
 
 
 def step_of(mechanism: Mechanism, projections: Projections) -> Step:
-    """The decoding step of a block: self-attention, or cross-attention if `projections` lack k and v.
+    """The decoding step of a block of self-attention, or of cross-attention if `projections` lack k and v.
 
     The step copies the weights; call this again after they change.
     """
-    # Kernels are for CPUs; on a GPU, where launching operations takes the time, the fused projections are all there is.
+    # The kernels are for CPUs. On a GPU, where launching operations takes most of the time, only projections are fused.
     kernel = mechanism.kernel() if projections.q.weight.is_cpu else None
     if kernel is None or not (step := STEPS[type(kernel)]).fits(kernel, projections):
         return Step(mechanism, projections)

@@ -1,7 +1,7 @@
 """The decoding step of linear mechanisms: the state is K^T [V, 1], `state.kv` (B, H, F, E + 1).
 
-A channel of zero weight and bias 1 per head makes the projected values [v, 1]. All that follows the projections is one
-call of C (`cpu`), where it compiles.
+One more channel per head, with weight 0 and bias 1, makes the projected values [v, 1]. Everything after the projections
+is one call of a C function (`cpu`), if it could be compiled.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ class LinearStep(Step):
 
     @staticmethod
     def fits(kernel: LinearKernel, projections: Projections) -> bool:
-        return kernel.gate is None or projections.q.weight.dtype == torch.float32  # gates are not rounded to half
+        # The fused product would round the logits of gates to half precision.
+        return kernel.gate is None or projections.q.weight.dtype == torch.float32
 
     def __init__(self, mechanism: Mechanism, projections: Projections, kernel: LinearKernel) -> None:
         super().__init__(mechanism, projections, ones=True)
         self.kernel = kernel
-        self.gate = 0  # where its logits begin
+        self.gate = 0  # the first column of the gates' logits; 0: no gates
         if kernel.gate is not None and self.self_attention:
             self.gate = self.end
             self.also_project(*(part.detach() for part in kernel.gate))
@@ -40,7 +41,7 @@ class LinearStep(Step):
         return super().attend(projected, x, state, position, lengths) if heads is None else heads
 
     def _fused(self, projected: Tensor, kv: Tensor, position: int, lengths: Tensor | None) -> Tensor | None:
-        """What the heads read, (B, H * E), by the compiled step; None where that does not serve."""
+        """What the heads read, (B, H * E), by the compiled step; None if that is unavailable or does not fit."""
         if kv.dtype != torch.float32 or (step := cpu.step()) is None:
             return None
         sizes = self.sizes_of((len(projected), *kv.shape), self._sizes)
@@ -86,7 +87,7 @@ class LinearStep(Step):
 
 @dataclass(frozen=True)
 class _Packed:
-    """A proportion network as linear_step.c wants it: the numbers of each head, or one set for all."""
+    """The parameters of a proportion network in the layout of linear_step.c: one row per head, or one row for all."""
 
     numbers: Tensor
     hidden: int
@@ -97,7 +98,7 @@ class _Packed:
 
 
 def _packed(network: Network) -> _Packed:
-    # (1 or heads, in, out) and (1 or heads, 1, out), layer after layer
+    # Weights (1 or heads, in, out) and biases (1 or heads, 1, out), layer by layer.
     layers = [part.detach().float() for pair in zip(network.weights, network.biases, strict=True) for part in pair]
     numbers = [part.reshape(1 if network.shared else len(part), -1) for part in layers]
     hidden = network.weights[0].shape[-1] if len(network.weights) > 1 else 0

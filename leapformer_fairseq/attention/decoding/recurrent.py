@@ -1,7 +1,7 @@
-"""The decoding step of recurrent mechanisms without a normalizer: one product also gives the logits of all gates.
+"""The decoding step of recurrent mechanisms without a normalizer; the logits of all gates are projected, too.
 
-In float32 all that follows it is one call of C (`cpu`), where it compiles. A short convolution is PyTorch's, applied in
-place to the projections.
+In float32 everything after the projections is one call of a C function (`cpu`), if it could be compiled; only a short
+convolution runs in PyTorch, in place on the projections.
 
 Shapes: H heads, D head dimension, C width of the block's input.
 """
@@ -38,14 +38,14 @@ class RecurrentStep(Step):
         self._place("output", kernel.output)
 
     def _place(self, name: str, weight: Tensor | None, bias: Tensor | None = None) -> None:
-        """Project these logits, too, and note where they begin."""
+        """Append these logits to what is projected, and save their first column in `places`."""
         if weight is not None:
             self.places[name] = self.weight.shape[1]
             self.also_project(weight.detach(), weight.new_zeros(len(weight)) if bias is None else bias.detach())
 
     def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
         step, kv = cpu.recurrent_step(), state.kv
-        if step is None or not self._kernel_serves(kv):
+        if step is None or not self._kernel_fits(kv):
             return super().attend(projected, x, state, position, lengths)
         sizes = self.sizes_of((len(projected), *kv.shape), self._sizes)
         if self.kernel.convolution is not None:
@@ -58,7 +58,7 @@ class RecurrentStep(Step):
         )
         return out
 
-    def _kernel_serves(self, kv: Tensor) -> bool:
+    def _kernel_fits(self, kv: Tensor) -> bool:
         return kv.dtype == torch.float32 and kv.is_contiguous() and max(kv.shape[2:]) <= cpu.MAX_DIM
 
     def _sizes(self, batch: int, states: int, heads: int, dim: int, values: int) -> cpu.RecurrentSizes:

@@ -1,6 +1,6 @@
-"""The decoding step over a memory of slots (ABC and Luna): one product for all projections, also a control's.
+"""The decoding step over a memory of slots (ABC and Luna); the logits of a control are projected, too.
 
-On a CPU all sums are one call of C (`cpu`), where it compiles.
+On a CPU, one call of a C function (`cpu`) computes all sums, if it could be compiled.
 
 Shapes: B batch entries, H heads, n slots, D head dimension, E value dimension, C width of the block's input.
 """
@@ -22,29 +22,29 @@ from ..tokens import TokenInfo
 from . import cpu
 from .step import Step
 
-# Positions whose control is computed at once: one at a time would take longer than the rest of a step.
+# How many positions' controls are computed together: one at a time, each would take longer than the rest of a step.
 POSITIONS = 64
 
 
 class MemoryStep(Step):
     """The step over a state of sums, `keys` (B, H, D, n) and `values` (B, H, n, E).
 
-    A subclass says what a token writes.
+    A subclass defines what a token writes.
     """
 
     reading: Reading
 
     @abstractmethod
     def control(self, x: Tensor, projected: Tensor, state: Any, position: int) -> Tensor:
-        """What the tokens write into the slots, (B, H, n)."""
+        """How much the tokens write into each slot, (B, H, n)."""
 
     @abstractmethod
     def mass(self, state: Any, position: int) -> Tensor:
-        """How much is in the slots, as `reading` says."""
+        """The mass of each slot, in the form that `reading` describes: (B, H, n) or (B, n)."""
 
     def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
         kernel, keys, values = cpu.slot_step(), state.keys, state.values
-        if kernel is None or not self._kernel_serves(keys, values):
+        if kernel is None or not self._kernel_fits(keys, values):
             return super().attend(projected, x, state, position, lengths)
         projected, mass = projected.float(), self.mass(state, position)
         control = self.control(x, projected, state, position).float() if self.self_attention else None
@@ -59,7 +59,7 @@ class MemoryStep(Step):
         )
         return out
 
-    def _kernel_serves(self, keys: Tensor, values: Tensor) -> bool:
+    def _kernel_fits(self, keys: Tensor, values: Tensor) -> bool:
         fits = keys.dtype == torch.float32 and keys.is_cpu and values.shape[2] <= cpu.MAX_SLOTS
         return fits and keys.is_contiguous() and values.is_contiguous() and not self.mechanism.dropping()
 
@@ -81,7 +81,7 @@ class MemoryStep(Step):
 class SlotStep(MemoryStep):
     """The step of a memory that is a sum over the keys (ABC).
 
-    In self-attention its kernel needs a control of the block's input, or of positions alone.
+    In self-attention the kernel needs a control that depends only on the block's input, or only on positions.
     """
 
     mechanism: SlotSums
@@ -96,12 +96,12 @@ class SlotStep(MemoryStep):
         self.reading = kernel.reading
         self.alpha = kernel.alpha
         self.logit_weight: Tensor | None = None
-        self.positions = (0, self.weight.new_empty(0))  # the first one, and what tokens write from there on
+        self.positions = (0, self.weight.new_empty(0))  # the first cached position; the control from there on
         if kernel.weight is not None and self.self_attention:
             weight = kernel.weight.detach()
             if self.weight.dtype in (torch.float32, torch.float64):
                 self.also_project(weight, weight.new_zeros(len(weight)))
-            else:  # The logits of a control are float32 at least: in half precision they take a product of their own.
+            else:  # The logits of a control are at least float32, so in half precision they need a separate product.
                 self.logit_weight = weight.t().float().contiguous()
 
     def control(self, x: Tensor, projected: Tensor, state: Any, position: int) -> Tensor:
@@ -111,11 +111,11 @@ class SlotStep(MemoryStep):
         return self.alpha(logits).view(len(x), self.heads, -1)
 
     def _control_at(self, position: int, like: Tensor) -> Tensor:
-        """What every token at a position writes, (H or 1, n)."""
+        """The control of any token at this position, (H or 1, n)."""
         start, control = self.positions
         if not start <= position < start + len(control):
             start = position - (position - 1) % POSITIONS
-            # not beyond the longest sequence: some controls end there
+            # Not beyond the maximum length, where some controls end.
             last = min(start + POSITIONS - 1, self.mechanism.capabilities.max_target or math.inf)
             positions = torch.arange(start, max(position, last) + 1, device=like.device)
             k = like.new_zeros(1).expand(1, self.heads, len(positions), self.dim)
@@ -131,8 +131,9 @@ class SlotStep(MemoryStep):
 class PackedStep(MemoryStep):
     """The step of Luna: slots hold means over the tokens so far; unpacking only reads them.
 
-    A token is written by the similarity of one more projection to the packed sequence: that of the keys (tied, or
-    standard), one of its own (untied), or the input itself (raw).
+    How much of a token is written into a slot depends on the similarity of the token's projection to the packed
+    sequence. This projection is that of the keys (tied, or standard), a separate one (untied), or the input itself
+    (raw).
     """
 
     @staticmethod
@@ -143,8 +144,8 @@ class PackedStep(MemoryStep):
         super().__init__(mechanism, projections)
         self.reading = Reading(summed=False, normalized=self.self_attention, masked=True)
         self.kernel = kernel
-        self.writes = self.key  # where the projection that writes begins
-        if kernel.raw and self.self_attention:  # where the kernel looks for keys there is the input
+        self.writes = self.key  # the first column of the projection that decides what is written
+        if kernel.raw and self.self_attention:  # the input itself takes the place of projected keys
             self.weight[:, self.key : self.value] = torch.eye(len(self.weight), device=self.weight.device)
             self.bias[self.key : self.value] = 0
         if kernel.write is not None and self.self_attention:

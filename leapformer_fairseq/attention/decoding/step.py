@@ -1,7 +1,7 @@
-"""One decoding step with fused projections: what generation runs for every token and layer.
+"""One decoding step with fused projections, which generation runs for every token and layer.
 
-Queries, keys and values are the result of one product with weights that are transposed once. Then follow the
-mechanism's `write` and `read`, or a kernel (`linear.py`, `recurrent.py`, `slots.py`).
+One matrix product, with weights that were transposed once, computes queries, keys and values. The mechanism's `write`
+and `read` follow, or a kernel (`linear.py`, `recurrent.py`, `slots.py`).
 
 Shapes: B batch entries, H heads, D head dimension, E value dimension, C width of the block.
 """
@@ -24,13 +24,13 @@ _Sizes = TypeVar("_Sizes")
 class Step:
     """The step of one attention block, self-attention or cross-attention.
 
-    It holds copies of the projections' weights, transposed, which makes a product with few tokens a quarter faster; so
-    it serves as long as they do not change. `key`, `value` and `end` are where keys and values begin and end in what
-    is projected.
+    It holds transposed copies of the projections' weights, which makes a product with few tokens a quarter faster, and
+    is valid until the weights change. `key`, `value` and `end` are the columns of the product where keys begin, values
+    begin, and values end.
     """
 
     def __init__(self, mechanism: Mechanism, projections: Projections, ones: bool = False) -> None:
-        """`ones`: the values get one more channel per head that is always 1."""
+        """`ones`: add a channel that is always 1 to the values of each head."""
         q, out, k, v = projections
         self.mechanism, self.heads, self.self_attention = mechanism, mechanism.num_heads, k is not None
         self.dim, self.ones = q.out_features // self.heads, ones
@@ -47,9 +47,10 @@ class Step:
     def __call__(self, x: Tensor, state: Any, position: int, lengths: Tensor | None = None) -> Tensor:
         """Output (B, C) of tokens x (B, C) at `position` (from 1).
 
-        Self-attention: their keys and values are written to the state, in place, and they see it. Cross-attention: they
-        see the state of B sequences, or of B / n, each shared by n neighbours. `lengths` (B,) are those of the
-        sequences, if known. Raises ValueError where the batch does not fit the state.
+        In self-attention their keys and values are written to the state, in place, before they read it. In
+        cross-attention they read the state of B sequences, or of B / n sequences if n neighbouring batch entries share
+        one. `lengths` (B,) are the lengths of the sequences, if known. Raises ValueError if the batch does not fit the
+        state.
         """
         batch, states = x.shape[0], state.batch_size
         if batch != states and (self.self_attention or not states or batch % states or not batch):
@@ -60,7 +61,7 @@ class Step:
         return torch.addmm(self.out_bias, heads.to(self.out_bias.dtype), self.out_weight)
 
     def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
-        """What the heads read, concatenated, (B, H * E), given all projections of x, concatenated."""
+        """What the heads read, concatenated, (B, H * E), given all projections of x, also concatenated."""
         q = self._heads(projected[:, : self.key])
         inputs = x.unsqueeze(1) if self.mechanism.capabilities.needs_inputs else None
         tokens = TokenInfo(torch.full((1, 1), position, device=x.device), lengths, inputs=inputs)
@@ -80,7 +81,7 @@ class Step:
         return x.view(len(x), self.heads, 1, -1)
 
     def sizes_of(self, shape: tuple[int, ...], make: Callable[..., _Sizes]) -> _Sizes:
-        """What a kernel is told of a batch and a state of this shape: `make(*shape)`, made once."""
+        """The sizes that a kernel gets for a batch and a state of this shape: `make(*shape)`, called once per shape."""
         if shape not in self._sizes_by_shape:
             self._sizes_by_shape[shape] = make(*shape)
         return self._sizes_by_shape[shape]
@@ -92,13 +93,13 @@ class Step:
 
 
 def _affine(linear: nn.Linear) -> tuple[Tensor, Tensor]:
-    """Weight and bias of a projection; a bias of zeros where it has none."""
+    """Weight and bias of a projection; zeros if it has no bias."""
     weight = linear.weight.detach()
     return weight, weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach()
 
 
 def _with_ones(weight: Tensor, bias: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """The projection to values with one more channel per head that is always 1."""
+    """The projection to values, with an additional channel per head that is always 1."""
     weight, bias = weight.unflatten(0, (heads, -1)), bias.unflatten(0, (heads, -1))
     weight = torch.cat([weight, weight.new_zeros(heads, 1, weight.shape[2])], 1)
     return weight.flatten(0, 1), torch.cat([bias, bias.new_ones(heads, 1)], 1).flatten()

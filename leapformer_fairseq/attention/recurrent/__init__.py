@@ -1,3 +1,3 @@
-"""Linear attention that forgets, or replaces. To add a mechanism, write its file and name it here."""
+"""Linear attention with forgetting or the delta rule. To add a mechanism, write its file and import it here."""
 
 from . import decay, delta, gated  # noqa: F401  (each registers its mechanisms)

@@ -1,6 +1,6 @@
-"""The base of every mechanism with one recurrence: a state that decays, or whose old values are replaced.
+"""Base class of the recurrent mechanisms: a state that decays, or in which new values replace old ones.
 
-A subclass says what queries read with, what keys write, and what becomes of the sums that were read.
+A subclass defines the features of queries, what keys write, and the output computed from what queries read.
 """
 
 from __future__ import annotations
@@ -25,27 +25,29 @@ from ..ops.segments import Saved
 from ..ops.unit import unit
 from ..tokens import TokenInfo
 
-# Measured on a CPU, 8 heads of 32: at 8,192 tokens 1.17 times as fast, at 16,384 slower.
+# Factor on the token limit below which the delta rule saves intermediates: to recompute them, it must solve a system
+# again. Measured on a CPU, 8 heads of 32: 1.17 times as fast at 8,192 tokens, slower at 16,384.
 KEPT_SOLUTIONS = 1.5
-SMALLEST = 1e-5  # added to the mean square of what is brought to unit size
-# Tokens of which all pairs are compared. Log-decays that add up over more lose digits in float32.
+SMALLEST = 1e-5  # added to the mean square when an output is scaled to unit RMS
+# Most tokens for which all pairs are compared. Log-decays cumulated over more tokens lose digits in float32.
 LONGEST_BLOCK = 128
 
 
 class RecurrentMechanism(Mechanism):
     """S_s = e^{g_s} S_(s-1) + k_s u_s^T, read as q_t S_n(t); see `ops.recurrent`.
 
-    An encoder that hears everything reads in both directions. Sums: a key contributes (q_i . k_j) e^{-|c_i - c_j|}, c
-    being the cumulated log-decays (Afzal et al., 2025, arXiv:2502.16249, section 3). Delta rule: what two scans in
-    opposite directions read is added. Everywhere else the recurrence is the same in training, prompts and steps.
-    States and sums are float32 (float64 for double inputs). Attention dropout has no meaning here and is not applied.
+    A full-context encoder reads in both directions. Without the delta rule, a key contributes
+    (q_i . k_j) e^{-|c_i - c_j|}, where c are the cumulated log-decays (Afzal et al., 2025, arXiv:2502.16249,
+    section 3). With the delta rule, the results of two scans in opposite directions are added. Everywhere else the
+    recurrence is the same in training, prompts and steps. States and sums are float32 (float64 for double inputs).
+    Attention dropout has no meaning here and is not applied.
     """
 
     #: the output is divided by the sum of a query's weights; otherwise by its root mean square
     averages: ClassVar[bool]
-    #: what is written replaces what its key read before
+    #: whether a value replaces what its key read before (delta rule)
     replaces: ClassVar[bool] = False
-    #: queries of a block, where all pairs are compared
+    #: queries per block, in which all pairs are compared
     block_queries: ClassVar[int] = 64
     features: int
     normalizer_floor: float
@@ -56,15 +58,15 @@ class RecurrentMechanism(Mechanism):
 
     @abstractmethod
     def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
-        """What keys (B, H, S, D) write of values (B, H, S, E). The caller masks padding."""
+        """What keys (B, H, S, D) and values (B, H, S, E) write. The caller masks padding."""
 
     def gated(self, out: Tensor, q: Tensor, tokens: TokenInfo) -> Tensor:
-        """The output (B, H, T, E), given weighted means, or what queries read at unit RMS."""
+        """The output (B, H, T, E), given weighted means or sums scaled to unit RMS: an output gate goes here."""
         return out
 
     def polish(self, read: Tensor, q: Tensor, tokens: TokenInfo) -> Tensor:
-        """The output (B, H, T, E), given the product of `weights` and values."""
-        return read if self.averages else self.gated(self._bounded(read), q, tokens)
+        """The output (B, H, T, E), given `weights` @ values: the last stage of the reference."""
+        return read if self.averages else self.gated(self._normalized(read), q, tokens)
 
     # ----------------------------------------------------------------------------------------------------- recurrence
     def init_state(
@@ -78,12 +80,12 @@ class RecurrentMechanism(Mechanism):
             kv, keys = state.of(LinearState).kv, self._writing(k, v, key)
             if k.shape[2] == 1:
                 return LinearState(recurrent.written(kv, keys))
-            return _own(recurrent.sums(keys.k[:, :, :0], keys, kv, None, self.block_queries)[1])
+            return _contiguous(recurrent.sums(keys.k[:, :, :0], keys, kv, None, self.block_queries)[1])
 
     @in_float32
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
         sums = linear.read_state(self.queries(q, query), state.of(LinearState).kv)
-        return self.gated(self._bounded(sums), q, query)
+        return self.gated(self._normalized(sums), q, query)
 
     def scan(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
@@ -92,7 +94,7 @@ class RecurrentMechanism(Mechanism):
             return super().scan(state, q, k, v, query, key, mask)  # type: ignore[return-value]
         x = shown(q, k, v, query, key, mask)
         out, after = self._segment(state, x)
-        return self._gated(out, x), _own(after.kv)
+        return self._output(out, x), _contiguous(after.kv)
 
     def write_loop(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> LinearState:
         with without_autocast(k.device):
@@ -100,16 +102,16 @@ class RecurrentMechanism(Mechanism):
 
     # ------------------------------------------------------------------------------------------------ whole sequences
     def _segment(self, state: State, x: Inputs, saved: Saved | None = None) -> tuple[Tensor, LinearState]:
-        """Weighted means, or what queries read at unit RMS."""
+        """Weighted means, or sums scaled to unit RMS, and the state after the segment."""
         with without_autocast(x.q.device), linear.only_gradients(saved if self.averages else None):
             sums, scale, after = self._scaled_sums(state, x)
         with without_autocast(x.q.device):
-            return self._bounded(sums, scale, x.v.dtype, saved), after
+            return self._normalized(sums, scale, x.v.dtype, saved), after
 
     def _sums(
         self, state: State, x: Inputs, saved: Saved | None = None, backward: bool = False
     ) -> tuple[Tensor, LinearState]:
-        """What queries read."""
+        """The sums that queries read, and the state after the segment."""
         with without_autocast(x.q.device):
             sums, scale, after = self._scaled_sums(state, x, backward)
             return sums if scale is None else sums * scale, after
@@ -117,24 +119,25 @@ class RecurrentMechanism(Mechanism):
     def _scaled_sums(
         self, state: State, x: Inputs, backward: bool = False
     ) -> tuple[Tensor, Tensor | None, LinearState]:
+        """`_sums` without the factor of each query, the second result; None means 1 (see `ops.recurrent`)."""
         queries, keys = self._sides(x, backward)
         sums, scale, kv = recurrent.scaled_sums(queries, keys, state.of(LinearState).kv, x.mask, self._block(x))
         return sums, scale, LinearState(kv)
 
     def _sides(self, x: Inputs, backward: bool = False) -> tuple[Tensor, Written]:
-        """Features of queries, and what keys write; `backward`: in a scan from the last token to the first."""
+        """Features of queries, and what keys write; `backward`: for a scan from the last token to the first."""
         keys = self._writing(x.k, x.v, x.key)
         return self.queries(accumulated(x.q), x.query), keys.before_decay() if backward else keys
 
     def _in_segments(self, x: Inputs) -> Tensor:
         if self._both_ways(x.mask):
-            return self._finished(self._read_all(x._replace(mask=CAUSAL)) + self._of_later(x), x)
+            return self._output_of_sums(self._read_all(x._replace(mask=CAUSAL)) + self._later_sums(x), x)
         if self._is_one_block(x):
-            return self._finished(self._read_all(x), x)
-        return self._gated(self._scanned(x, self._segment), x)
+            return self._output_of_sums(self._read_all(x), x)
+        return self._output(self._scanned(x, self._segment), x)
 
     def _read_all(self, x: Inputs, backward: bool = False) -> Tensor:
-        """What queries read, from the empty state on."""
+        """The sums that queries read, starting from the empty state."""
         if not self._is_one_block(x):
             return self._scanned(x, partial(self._sums, backward=backward))
         with without_autocast(x.q.device):
@@ -150,37 +153,38 @@ class RecurrentMechanism(Mechanism):
             later = keys.each(lambda part: part.flip(2))
             later = later if self.replaces else later.before_decay()
             _, backward = recurrent.loop(first, later, queries.flip(2), reads_first=not self.replaces)
-        return self._finished(forward + backward.flip(2), x)
+        return self._output_of_sums(forward + backward.flip(2), x)
 
-    def _finished(self, sums: Tensor, x: Inputs) -> Tensor:
-        """The output, given what queries read."""
+    def _output_of_sums(self, sums: Tensor, x: Inputs) -> Tensor:
+        """The output, given the sums that queries read."""
         with without_autocast(x.q.device):
-            return self._gated(self._bounded(sums), x)
+            return self._output(self._normalized(sums), x)
 
-    def _bounded(
+    def _normalized(
         self,
         sums: Tensor,
         scale: Tensor | None = None,
         dtype: torch.dtype | None = None,
         saved: Saved | None = None,
     ) -> Tensor:
-        """Sums at a size that no number of keys changes; see `linear.normalize`."""
+        """Weighted means (`linear.normalize`), or sums scaled to unit RMS: neither grows with the number of keys."""
         if self.averages:
             return linear.normalize(sums, self.normalizer_floor, dtype, scale, saved)
         return unit(sums if scale is None else sums * scale, 1 / sums.shape[-1], SMALLEST)
 
-    def _gated(self, out: Tensor, x: Inputs) -> Tensor:
-        """The output in the precision of the values."""
+    def _output(self, out: Tensor, x: Inputs) -> Tensor:
+        """The output, in the precision of the values, given normalized sums."""
         if self.averages:
             return out.to(x.v.dtype)
         with without_autocast(x.q.device):
             return self.gated(accumulated(out), accumulated(x.q), x.query).to(x.v.dtype)
 
-    def _of_later(self, x: Inputs) -> Tensor:
-        """Sums of the keys after each query; with the delta rule of its own key, too, since there is no order without.
+    def _later_sums(self, x: Inputs) -> Tensor:
+        """Sums over the keys after each query; with the delta rule, its own key is included, too.
 
-        A scan from the last token to the first. A token reads what the tokens behind it have written, then writes, and
-        then its decay holds: between two tokens lie the decays of all but the earlier one, as in a scan from the first.
+        A scan from the last token to the first. Without the delta rule, each token first reads what later tokens wrote,
+        then writes, and then its decay applies: two tokens are separated by the decays of all tokens but the earlier
+        one, as in a scan from the first.
         """
         q, k, v = (y.flip(2) for y in x[:3])
         query, key = x.query.reversed(), x.key.reversed()
@@ -195,10 +199,10 @@ class RecurrentMechanism(Mechanism):
         return F.pad(self._read_all(later, backward=True).flip(2), (0, 0, 0, 1))
 
     def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
-        # In float64, since log-decays are added up over the whole sequence.
+        # In float64, because log-decays are cumulated over the whole sequence.
         mask, queries = with_state(mask), self.queries(q, query).double()
         keys = self._writing(k, k[..., :0], key).each(Tensor.double)
-        if isinstance(mask, ChunkMask) and mask.ahead:  # copies of tokens ahead leave no trace
+        if isinstance(mask, ChunkMask) and mask.ahead:  # copies of tokens ahead do not change the state
             if dispatch.is_transformed():
                 raise LeapformerError(
                     f"{self.name}: torch.func and vmap do not work with chunks that look ahead; take chunks without, "
@@ -207,17 +211,18 @@ class RecurrentMechanism(Mechanism):
             identity = torch.eye(k.shape[2], dtype=queries.dtype, device=k.device)
             keys = keys._replace(v=identity.expand(*k.shape[:3], -1))
             first = queries.new_zeros(*k.shape[:2], self.features, k.shape[2])
-            found = recurrent.sums(queries, keys, first, mask, self.block_queries)[0]
+            weights = recurrent.sums(queries, keys, first, mask, self.block_queries)[0]
         elif self._both_ways(mask):
             places = torch.arange(q.shape[2], device=q.device)
             later = keys.each(lambda y: y.flip(2))
             later, behind = (later, places + 1) if self.replaces else (later.before_decay(), places)
-            found = recurrent.pairs(queries, keys, places + 1)
-            found = found + recurrent.pairs(queries.flip(2), later, behind).flip(2, 3)
+            weights = recurrent.pairs(queries, keys, places + 1)
+            weights = weights + recurrent.pairs(queries.flip(2), later, behind).flip(2, 3)
         else:
-            found = recurrent.pairs(queries, keys, visible(mask, q.shape[2], k.shape[2], q.device))
-        found = found / found.sum(-1, keepdim=True).clamp_min(self.normalizer_floor) if self.averages else found
-        return found.to(q.dtype)
+            weights = recurrent.pairs(queries, keys, visible(mask, q.shape[2], k.shape[2], q.device))
+        if self.averages:
+            weights = weights / weights.sum(-1, keepdim=True).clamp_min(self.normalizer_floor)
+        return weights.to(q.dtype)
 
     def _reference(self, x: Inputs) -> Tensor:
         with without_autocast(x.q.device):
@@ -225,7 +230,7 @@ class RecurrentMechanism(Mechanism):
             return self.polish(sums, accumulated(x.q), x.query).to(x.v.dtype)
 
     def _writing(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
-        """What is written, in the precision of states, where padding writes nothing and nothing decays."""
+        """What keys write, in the precision of states; padding writes nothing and causes no decay."""
         keys = self.written(accumulated(k), accumulated(v), tokens)
         if self.averages:
             keys = keys._replace(v=linear.append_ones(keys.v))
@@ -236,14 +241,13 @@ class RecurrentMechanism(Mechanism):
 
     def _limits(self, x: Inputs) -> tuple[float, int]:
         kept, size = super()._limits(x)
-        # To solve a segment again takes so long that keeping all is faster for somewhat longer inputs.
         return kept * KEPT_SOLUTIONS if self.replaces else kept, size
 
     def _few_pairs(self, x: Inputs) -> bool:
         return False  # `_is_one_block` is faster than the reference
 
     def _is_one_block(self, x: Inputs) -> bool:
-        """Whether all pairs are compared, and there are no states."""
+        """Whether all pairs are compared, without any state."""
         if isinstance(x.mask, ChunkMask) and x.mask.ahead:
             return False  # a query does not see a prefix of the keys
         if not dispatch.few_pairs(x.q, x.k, x.mask, self.features):
@@ -251,11 +255,11 @@ class RecurrentMechanism(Mechanism):
         return max(x.q.shape[2], x.k.shape[2]) <= LONGEST_BLOCK
 
     def _block(self, x: Inputs) -> int:
-        """Queries of a block."""
+        """Queries per block; a block has `ratio` times as many keys."""
         ratio = x.mask.ratio if isinstance(x.mask, PrefixMask) else 1
         return max(1, self.block_queries // ratio)
 
 
-def _own(kv: Tensor) -> LinearState:
-    """A state that is kept, not as a part of all the states of a scan: kernels take it, and the others are freed."""
+def _contiguous(kv: Tensor) -> LinearState:
+    """The last state of a scan as its own contiguous tensor: kernels need that, and the other states are freed."""
     return LinearState(kv.contiguous())

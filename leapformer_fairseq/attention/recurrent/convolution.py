@@ -1,7 +1,7 @@
-"""Short convolutions of queries, keys and values in self-attention, for mechanisms that are published with them.
+"""Short convolutions of queries, keys and values in self-attention, for mechanisms published with them.
 
-With one, a single layer can bind a key to the value that follows it. The published models use 4 taps; as those of
-Yang et al., 2024, arXiv:2406.06484 and arXiv:2412.06464, they have no bias, and SiLU follows.
+With a convolution, a single layer can associate a key with the value that follows it. The published models use 4 taps.
+As in Yang et al., 2024, arXiv:2406.06484 and arXiv:2412.06464, there is no bias, and SiLU follows.
 
 Shapes: B batch, H heads, T tokens, D head dimension, C channels: queries, then keys, then values of all heads.
 """
@@ -36,10 +36,10 @@ FEWEST = 2
 
 
 class ShortConvolution(nn.Module):
-    """y_t = silu(sum_j w_j x_(t + j - before)), j = 0, .., before + ahead, of every channel by itself.
+    """y_t = silu(sum_j w_j x_(t + j - before)), j = 0, .., before + ahead, for each channel separately.
 
-    Before the first token and after the last there are zeros. Padding is passed over: what is before a token are the
-    real tokens before it, wherever they stand.
+    Zeros precede the first token and follow the last. Padding is skipped: the neighbours of a token are the nearest
+    real tokens, however much padding lies between.
     """
 
     def __init__(self, channels: int, before: int, ahead: int = 0) -> None:
@@ -51,11 +51,11 @@ class ShortConvolution(nn.Module):
     def forward(
         self, x: Tensor, tail: Tensor, keep: Tensor | None = None, mask: Mask = CAUSAL
     ) -> tuple[Tensor, Tensor]:
-        """Of tokens x (B, T, C) that follow the `tail` (B, before, C): the convolution, and the next tail.
+        """The convolution of tokens x (B, T, C) that follow the `tail` (B, before, C), and the next tail.
 
-        x must be zero where `keep`, (B, T), is False. Nothing ahead is seen where the mask is causal, nor from beyond a
-        chunk in a ChunkMask; copies of tokens ahead are seen in their own chunk alone. There may be fewer channels, the
-        first ones.
+        x must be zero where `keep`, (B, T), is False. Under a causal mask no token sees one ahead of it, and under a
+        ChunkMask none beyond its chunk; a chunk's copies of tokens ahead are seen in that chunk only. x may hold just
+        the first channels, such as queries and keys.
         """
         count = x.shape[1]
         size, tokens = (mask.size, mask.tokens) if isinstance(mask, ChunkMask) else (count, count)
@@ -64,33 +64,34 @@ class ShortConvolution(nn.Module):
         x = F.pad(x, (0, 0, 0, fill)).unflatten(1, (chunks, tokens))
         real = x.new_ones(1, count, dtype=torch.bool) if keep is None else keep
         real = F.pad(real, (0, fill)).unflatten(1, (chunks, tokens))
-        own, owned = x[:, :, :size], real[:, :, :size].sum(2)  # without copies; how many of them are real
+        originals, n_real = x[:, :, :size], real[:, :, :size].sum(2)  # without the copies of tokens ahead
         if keep is not None:
-            own = _real_first(own.flatten(1, 2), real[:, :, :size].flatten(1, 2)) if chunks > 1 else own
+            if chunks > 1:
+                originals = _real_first(originals.flatten(1, 2), real[:, :, :size].flatten(1, 2))
             x = _real_first(x, real)
         places = torch.arange(self.before, device=x.device)
         if chunks == 1:
-            earlier, stop = tail.unsqueeze(1), owned
+            earlier, stop = tail.unsqueeze(1), n_real
         else:
-            history = torch.cat([tail, own.reshape(x.shape[0], -1, x.shape[3])], 1)
-            stop = owned.sum(1, keepdim=True)
-            earlier = _at(history, (owned.cumsum(1) - owned).unsqueeze(2) + places)
+            history = torch.cat([tail, originals.reshape(x.shape[0], -1, x.shape[3])], 1)
+            stop = n_real.sum(1, keepdim=True)
+            earlier = _gather_at(history, (n_real.cumsum(1) - n_real).unsqueeze(2) + places)
         after = [x.new_zeros(x.shape[0], chunks, self.ahead, x.shape[3])] if self.ahead else []
         rows = torch.cat([earlier, x, *after], 2)
-        tail = _at(rows[:, 0] if chunks == 1 else history, (stop + places).unsqueeze(1)).squeeze(1)
+        tail = _gather_at(rows[:, 0] if chunks == 1 else history, (stop + places).unsqueeze(1)).squeeze(1)
         y = self._weighted(rows, tokens, 0 if mask == CAUSAL else self.ahead)
         if keep is not None:
-            y = _taken(y, (real.cumsum(2) - 1).clamp_min(0))
+            y = _gather(y, (real.cumsum(2) - 1).clamp_min(0))
         return y.flatten(1, 2)[:, :count], tail
 
     def step(self, x: Tensor, tail: Tensor) -> Tensor:
-        """Of one token x (B, C) more, where nothing ahead is seen; the tail (B, before, C) becomes the next one."""
+        """The causal convolution of one more token x (B, C); updates the tail (B, before, C) in place."""
         rows = torch.cat([tail, x.unsqueeze(1).to(tail.dtype)], 1)
         tail.copy_(rows[:, 1:])
         return self._weighted(rows, 1, 0).squeeze(1)
 
     def _weighted(self, rows: Tensor, tokens: int, ahead: int) -> Tensor:
-        """Of so many `tokens`, in the last but one dimension, after the `before` ones; the first taps serve."""
+        """The convolution of `tokens` rows (.., tokens, C), which follow `before` rows; uses the first taps."""
         taps = self.weight[: self.before + 1 + ahead, : rows.shape[-1]].to(rows.dtype)
         total = rows[..., :tokens, :] * taps[0]
         for j in range(1, len(taps)):
@@ -100,17 +101,18 @@ class ShortConvolution(nn.Module):
 
 @dataclass
 class ConvolvedState(LinearState):
-    """Also the last real tokens as they were before the convolution, (B, before, C)."""
+    """The state of the recurrence, and the last real tokens before their convolution (the tail), (B, before, C)."""
 
     tail: Tensor
 
 
 class ConvolvedMechanism(NormedMechanism):
-    """A `NormedMechanism` with the option `--short-conv`; it declares SHORT_CONV, or has no convolution.
+    """A `NormedMechanism` with the option `--short-conv`, if the subclass declares SHORT_CONV.
 
-    Queries, keys and values of a token are convolved together, so its states are written and read by `scan` alone.
-    Over whole sequences everything is convolved first. Cross-attention has no convolution: its keys come from an
-    encoder, where they have seen their neighbours. Without a block, in use as a library, it serves a decoder.
+    Queries, keys and values of a token are convolved together, so only `scan`, not `write` and `read`, can continue a
+    state. For whole sequences the convolution comes first, then the recurrence. Cross-attention has no convolution,
+    because the encoder has already mixed neighbouring keys. Without a block (use as a library), the convolution is that
+    of a decoder.
     """
 
     convolution: ShortConvolution | None
@@ -142,11 +144,11 @@ class ConvolvedMechanism(NormedMechanism):
         return ConvolvedState(state.kv, state.kv.new_zeros(batch, self.convolution.before, channels))
 
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> LinearState:
-        self._check_apart()
+        self._reject_separate()
         return super().write(state, k, v, key)
 
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
-        self._check_apart()
+        self._reject_separate()
         return super().read(state, q, query)
 
     def scan(
@@ -182,7 +184,7 @@ class ConvolvedMechanism(NormedMechanism):
             return recurrence
         return replace(recurrence, convolution=self.convolution.step)
 
-    def _check_apart(self) -> None:
+    def _reject_separate(self) -> None:
         if self.convolution is not None:
             raise LeapformerError(
                 f"{self.name} with {SHORT_CONV.flag} needs queries, keys and values together; call `scan`, not `write` "
@@ -197,11 +199,11 @@ class ConvolvedMechanism(NormedMechanism):
             return super().weights(q, k, query=query, key=key, mask=mask)
         key = key or TokenInfo.whole(k.shape[2], device=k.device)
         x, _ = self._convolved(shown(q, k, k[..., :0], query or key, key, mask))
-        found = super().weights(x.q, x.k, query=x.query, key=x.key, mask=x.mask)
-        return F.pad(found, (0, k.shape[2] - found.shape[3])).to(q.dtype)
+        weights = super().weights(x.q, x.k, query=x.query, key=x.key, mask=x.mask)
+        return F.pad(weights, (0, k.shape[2] - weights.shape[3])).to(q.dtype)
 
     def _first(self, x: Inputs) -> LinearState:
-        return super().init_state(x.q.shape[0], x.v.shape[3], x.k, x.key, x.mask)  # all is convolved already
+        return super().init_state(x.q.shape[0], x.v.shape[3], x.k, x.key, x.mask)  # the inputs are convolved already
 
     def _reference(self, x: Inputs) -> Tensor:
         return super()._reference(self._prepared(x)).to(x.v.dtype)
@@ -218,7 +220,7 @@ class ConvolvedMechanism(NormedMechanism):
         return x if self.convolution is None else self._convolved(shown(*x))[0]
 
     def _convolved(self, x: Inputs, tail: Tensor | None = None) -> tuple[Inputs, Tensor]:
-        """The same inputs after the convolution, in the precision of states, and the next tail."""
+        """The inputs after the convolution, in the precision of states, and the next tail."""
         q, k, v, query, key, mask = x
         assert self.convolution is not None
         if q.shape[2] != k.shape[2]:
@@ -241,20 +243,20 @@ class ConvolvedMechanism(NormedMechanism):
 
 
 def _real_first(x: Tensor, real: Tensor) -> Tensor:
-    """Tokens (.., T, C), zeros where they are not `real` (.., T), with the real ones in front, in their order."""
-    if torch.compiler.is_exporting():  # a graph cannot sort
+    """Move the `real` (.., T) tokens of x (.., T, C) to the front, in order; padding in x must be zero."""
+    if torch.compiler.is_exporting():  # exported graphs cannot sort
         places, ends = torch.arange(x.shape[-2], device=x.device), real.long().cumsum(-1)
         order = (ends.unsqueeze(-2) <= places.unsqueeze(-1)).sum(-1).clamp_max(x.shape[-2] - 1)
-        return _taken(x, order).where((places < ends[..., -1:]).unsqueeze(-1), 0)
-    return _taken(x, real.logical_not().byte().argsort(dim=-1, stable=True))
+        return _gather(x, order).where((places < ends[..., -1:]).unsqueeze(-1), 0)
+    return _gather(x, real.logical_not().byte().argsort(dim=-1, stable=True))
 
 
-def _taken(x: Tensor, places: Tensor) -> Tensor:
-    """Tokens (.., T, C) at `places` (.., U): (.., U, C)."""
+def _gather(x: Tensor, places: Tensor) -> Tensor:
+    """The tokens (.., U, C) of x (.., T, C) at `places` (.., U)."""
     return x.gather(-2, places.unsqueeze(-1).expand(*places.shape, x.shape[-1]))
 
 
-def _at(x: Tensor, places: Tensor) -> Tensor:
-    """Tokens (B, T, C) at `places` (B or 1, N, U): (B, N, U, C)."""
+def _gather_at(x: Tensor, places: Tensor) -> Tensor:
+    """The tokens (B, N, U, C) of x (B, T, C) at `places` (B or 1, N, U)."""
     places = places.expand(x.shape[0], -1, -1)
-    return _taken(x, places.flatten(1)).unflatten(1, places.shape[1:])
+    return _gather(x, places.flatten(1)).unflatten(1, places.shape[1:])

@@ -1,4 +1,4 @@
-"""Recurrences that add values to a state that decays: at fixed rates, or by gates of the block's input."""
+"""Recurrences that add values to a decaying state. Decays are fixed, or gates computed from the block's input."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from .normed import OUTPUT_GATE, NormedMechanism
 FLOOR = Option(
     "hgrn_floor", 0.0, "hgrn2: at least so much of a feature is kept; the paper has more in higher layers, from 0 to 1"
 )
-HGRN_OPEN = 3.0  # logit of an open gate, a half-life of 14 tokens
-SLOWER = 16  # the logarithm of a gate is divided by this
-RANK = 16  # of gates for each feature
-OPEN = 4.0  # logit of an open gate, a half-life of 600 tokens
+HGRN_OPEN = 3.0  # initial logit of open gates, a half-life of 14 tokens
+SLOWER = 16  # log-sigmoids of gates are divided by this
+RANK = 16  # of W in gates per feature
+OPEN = 4.0  # initial logit of open gates, a half-life of 600 tokens
 
 
 @register("retention", OUTPUT_GATE)
 class Retention(NormedMechanism):
     """RetNet's retention: S_s = (1 - 2^(-5-h)) S_(s-1) + k_s v_s^T in head h = 0, 1, ..
 
-    Sun et al., 2023, arXiv:2307.08621, equations 6 to 8, without its rotation: positions enter by the embeddings.
+    Sun et al., 2023, arXiv:2307.08621, equations 6 to 8, but without the rotation: the embeddings encode positions.
     """
 
     rates: Tensor
@@ -52,12 +52,12 @@ class Retention(NormedMechanism):
 class SimpleGLA(ConvolvedMechanism):
     """S_s = e^{g_s} S_(s-1) + k_s v_s^T, g_s = logsigmoid(W x_s + b) / 16: the recurrence of Mamba-2.
 
-    Dao and Gu, 2024, arXiv:2405.21060, equation 16 with scalar decays; the gate as in Yang et al., 2023,
-    arXiv:2312.06635, section 4.4. As published it begins with a half-life of 16 tokens, and Mamba-2 has a short
-    convolution, here without a bias.
+    Dao and Gu, 2024, arXiv:2405.21060, equation 16 with scalar decays; the gate is that of Yang et al., 2023,
+    arXiv:2312.06635, section 4.4. With `--gate-init published` half-lives are 16 tokens at first. `--short-conv` adds
+    Mamba-2's short convolution, but without its bias.
     """
 
-    #: a gate for each feature, of low rank
+    #: whether each feature has a gate, of low rank, or each head
     by_feature: ClassVar[bool] = False
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
@@ -78,8 +78,8 @@ class SimpleGLA(ConvolvedMechanism):
 class GLA(SimpleGLA):
     """GLA: S_s = diag(e^{g_s}) S_(s-1) + k_s v_s^T, g_s = logsigmoid(W2 W1 x_s + b) / 16, W1 of rank 16.
 
-    Yang et al., 2023, arXiv:2312.06635, equation 3 and section 4.4, which halves the width of queries and keys; here
-    they are as wide as values. Without a short convolution, as in the paper.
+    Yang et al., 2023, arXiv:2312.06635, equation 3 and section 4.4. There queries and keys are half as wide as values,
+    here equally wide. As in the paper, there is no short convolution.
     """
 
     by_feature = True
@@ -90,7 +90,8 @@ class GLA(SimpleGLA):
 class HGRN2(NormedMechanism):
     """HGRN2: S_s = diag(f_s) S_(s-1) + (1 - f_s) v_s^T, f_s = l + (1 - l) sigmoid(W x_s + b), read by silu(q).
 
-    The state is a weighted mean of values. Keys are not used. Qin et al., 2024, arXiv:2404.07904, equations 6 and 7.
+    The state is a weighted mean of values. The key projection is not used: 1 - f_s takes the place of keys. Qin et al.,
+    2024, arXiv:2404.07904, equations 6 and 7.
     """
 
     capabilities = replace(NormedMechanism.capabilities, unused_projections=("k_proj",))
@@ -107,7 +108,7 @@ class HGRN2(NormedMechanism):
 
     def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
         floor = self.chosen.hgrn_floor
-        # the logarithm of l + (1 - l) sigmoid(z), which for l = 0 may be far below zero
+        # log(l + (1 - l) sigmoid(z)); logsigmoid, since for l = 0 the sigmoid may underflow to 0
         z = self.gate(k, tokens)
         decay = F.logsigmoid(z) if not floor else torch.log(floor + (1 - floor) * z.sigmoid())
         return Written((1 - floor) * torch.sigmoid(-z), v, decay)

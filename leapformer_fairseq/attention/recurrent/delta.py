@@ -1,4 +1,4 @@
-"""The delta rule: a key replaces what it read before, and does not add to it."""
+"""The delta rule: a value replaces what its key read from the state, instead of being added to it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ NEGATIVE = Option(
     False,
     "delta rule: strengths up to 2, so that what a key read before may change its sign (tracks states, as parity)",
 )
-SHORTEST = 1e-6  # queries and keys that are much shorter have no direction
+SHORTEST = 1e-6  # queries and keys that are much shorter are not scaled to length one
 
 
 class DeltaRule(ConvolvedMechanism):
-    """u_s = b_s (v_s - k_s S), b_s = sigmoid(W x_s), of queries and keys silu(.) of length one.
+    """u_s = b_s (v_s - k_s S), b_s = sigmoid(W x_s); keys are silu(k) scaled to length one, queries silu(q) likewise.
 
-    The SiLU is that of the short convolution, if there is one.
-
-    With keys of length one and strengths up to 2 no state can grow without bound.
+    If there is a short convolution, its SiLU takes the place of this one. Since keys have length one and strengths are
+    at most 2, the state cannot grow without bound.
     """
 
     replaces = True
@@ -53,7 +52,7 @@ class DeltaRule(ConvolvedMechanism):
         return Written(self._direction(k), v, self.log_decay(k, tokens), strength)
 
     def log_decay(self, k: Tensor, tokens: TokenInfo) -> Tensor | None:
-        """(B, H, S, 1 or D) of keys (B, H, S, D); None where nothing is forgotten."""
+        """Log-decays (B, H, S, 1 or D) for keys (B, H, S, D); None: nothing is forgotten."""
         return None
 
     def recurrence(self) -> RecurrentKernel:
@@ -63,7 +62,7 @@ class DeltaRule(ConvolvedMechanism):
         return RecurrentKernel(features, weight.new_zeros(self.num_heads), strength=weight, most=most)
 
     def _direction(self, x: Tensor, share: int = 1) -> Tensor:
-        """Of length 1 / sqrt(share)."""
+        """x, after SiLU unless a convolution has applied it, scaled to length 1 / sqrt(share)."""
         return unit(F.silu(x) if self.convolution is None else x, share, share * SHORTEST**2)
 
 
@@ -71,17 +70,18 @@ class DeltaRule(ConvolvedMechanism):
 class Delta(DeltaRule):
     """DeltaNet: S_s = (I - b_s k_s k_s^T) S_(s-1) + b_s k_s v_s^T.
 
-    Schlag et al., 2021, arXiv:2102.11174, equation 24; features, norm and training in blocks as in Yang et al., 2024,
-    arXiv:2406.06484, sections 3 and 4; its short convolutions with `--short-conv 4`.
+    Schlag et al., 2021, arXiv:2102.11174, equation 24. Features, norm and block-parallel training follow Yang et al.,
+    2024, arXiv:2406.06484, sections 3 and 4; `--short-conv 4` adds their short convolutions.
     """
 
     published_gate = "none"
 
 
 def softplus_gate(input_dim: int, num_heads: int, count: int, chosen: str, rank: int | None = None) -> Gate:
-    """The gate of Mamba-2, Gated DeltaNet and KDA, to be used as -e^a softplus(.): it forgets dt at first.
+    """The gate of Mamba-2, Gated DeltaNet and KDA for log-decays -e^a softplus(.); at first softplus(.) is dt.
 
-    dt is drawn log-uniformly from [0.001, 0.1] as published, or [0.0001, 0.01], a half-life of 70 to 7,000 tokens.
+    dt is drawn log-uniformly from [0.001, 0.1] if `chosen` is "published", otherwise from [0.0001, 0.01], which gives
+    half-lives of 70 to 7,000 tokens.
     """
     low, high = (1e-3, 0.1) if chosen == "published" else (1e-4, 1e-2)
     dt = torch.empty(count).uniform_(math.log(low), math.log(high)).exp()
@@ -89,7 +89,7 @@ def softplus_gate(input_dim: int, num_heads: int, count: int, chosen: str, rank:
 
 
 def log_rates(num_heads: int, chosen: str, low: float) -> Tensor:
-    """a of -e^a softplus(.), (H, 1, 1): log of a uniform draw up to 16 as published, or 0."""
+    """a of -e^a softplus(.), (H, 1, 1): log of a uniform draw from [low, 16] if `chosen` is "published", else 0."""
     rates = torch.empty(num_heads, 1, 1).uniform_(low, 16).clamp_min(1e-4) if chosen == "published" else None
     return torch.zeros(num_heads, 1, 1) if rates is None else rates.log()
 
@@ -98,12 +98,13 @@ def log_rates(num_heads: int, chosen: str, low: float) -> Tensor:
 class GatedDelta(DeltaRule):
     """Gated DeltaNet: S_s = e^{g_s} (I - b_s k_s k_s^T) S_(s-1) + b_s k_s v_s^T, g_s = -e^a softplus(W x_s + t).
 
-    A gate for each head. Yang et al., 2024, arXiv:2412.06464, equation 10 and section 3.4; with its short
-    convolutions with `--short-conv 4`.
+    One gate per head. Yang et al., 2024, arXiv:2412.06464, equation 10 and section 3.4; `--short-conv 4` adds their
+    short convolutions.
     """
 
-    #: a gate for each feature, of low rank
+    #: whether each feature has a gate, of low rank, or each head
     by_feature: ClassVar[bool] = False
+    #: the lower bound of the published initial rates e^a
     least_rate: ClassVar[float] = 0.0
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
@@ -123,8 +124,8 @@ class GatedDelta(DeltaRule):
 class KDA(GatedDelta):
     """KDA: S_s = (I - b_s k_s k_s^T) diag(e^{g_s}) S_(s-1) + b_s k_s v_s^T, g_s = -e^a softplus(W2 W1 x_s + t).
 
-    Kimi Team, 2025, arXiv:2510.26692, section 3, whose short convolutions are `--short-conv 4`; the output gate is of
-    full rank.
+    Kimi Team, 2025, arXiv:2510.26692, section 3; `--short-conv 4` adds their short convolutions. Here the output gate
+    has full rank.
     """
 
     published_gate = "sigmoid"

@@ -1,4 +1,4 @@
-"""Linear attention with a decay; outputs stay weighted means because the normalizer decays, too."""
+"""Linear attention with decay. The normalizer decays, too, so outputs remain weighted means."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ GATE_ORDER = Option(
     "source fades (recency), which fits wait-k",
     ("importance", "recency"),
 )
-SHORTEST_LIFE, LONGEST_LIFE = 11.0, 700.0  # half-lives in tokens at first, from the first head to the last
+SHORTEST_LIFE, LONGEST_LIFE = 11.0, 700.0  # initial half-lives of the first and the last head, in tokens
 WIDE_OPEN = 9.0  # initial logit of gates added to a trained mechanism, a half-life of 5,600 tokens
-IMPORTANT = 4.0  # logit of the importance of a source token at first
-OPEN = 3.0  # logit of RFA's gates at first: half of what was read is forgotten after 14 tokens
+IMPORTANT = 4.0  # initial logit of the importance of a source token
+OPEN = 3.0  # initial logit of RFA's gates, a half-life of 14 tokens
 
 
 class Averaging(RecurrentMechanism):
     """Sums of mapped tokens that decay, and a normalizer that decays with them.
 
-    A subclass says how queries and keys are mapped, as for a `LinearMechanism`, and what decays.
+    A subclass defines the feature maps, as for a `LinearMechanism`, and the decay.
     """
 
     averages = True
@@ -56,11 +56,11 @@ class Averaging(RecurrentMechanism):
 
 
 class ForgetGate(Averaging):
-    """A state that decays by e^{g_s} at each token, g_s = logsigmoid(W x_s + b), a number for each head.
+    """A state that decays by e^{g_s} at each token, g_s = logsigmoid(W x_s + b), one gate per head.
 
-    In cross-attention, where the order of the source may mean nothing, the gate multiplies a key's own features
-    instead, unless `--gate-order recency` is given. A subclass sets `gate = forget_gate()` after the parameters of its
-    map: optimizers save their state in the order of parameters.
+    In cross-attention, where the age of a source token may be irrelevant, the gate multiplies the features of its key
+    instead, unless `--gate-order recency` is given. A subclass sets `gate = forget_gate()` after creating the
+    parameters of its feature map: optimizers save their state in the order of parameters.
     """
 
     capabilities = Capabilities(needs_inputs=True)
@@ -76,7 +76,7 @@ class ForgetGate(Averaging):
         return Gate(self.input_dim, self.num_heads, begin.fill_(IMPORTANT) if self.weighs else begin, quiet=True)
 
     def continued(self) -> dict[str, Tensor]:
-        """Open gates: a trained `leap` continues as `gated-leap`, `relu` as `gated-relu`."""
+        """Open gates, so that training continues from a trained `leap` as `gated-leap`, or `relu` as `gated-relu`."""
         return {
             "gate.outer.weight": torch.zeros_like(self.gate.outer.weight),
             "gate.outer.bias": torch.zeros_like(self.gate.outer.bias),
@@ -90,7 +90,7 @@ class ForgetGate(Averaging):
 
 @register("gated-relu", NORMALIZER_FLOOR, GATE_ORDER)
 class GatedReLU(ForgetGate):
-    """ReLU linear attention with a forget gate for each head."""
+    """ReLU linear attention with one forget gate per head."""
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
@@ -106,9 +106,9 @@ class GatedReLU(ForgetGate):
         return LinearKernel("relu", self.normalizer_floor, gate=self.gate.affine())
 
 
-@register("gated-leap", NORMALIZER_FLOOR, GATE_ORDER, *LeaP.options[1:])  # the first is NORMALIZER_FLOOR
+@register("gated-leap", NORMALIZER_FLOOR, GATE_ORDER, *LeaP.options[1:])  # options[0] is NORMALIZER_FLOOR
 class GatedLeaP(ForgetGate):
-    """LeaPformer with a forget gate for each head: content, learned proportion and age in one weight."""
+    """LeaPformer with one forget gate per head: weights combine content, learned proportion and age."""
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
@@ -128,9 +128,10 @@ class GatedLeaP(ForgetGate):
 
 @register("rfa-gate", FEATURES, FLOOR)
 class GatedRFA(Averaging):
-    """RFA-Gate: S_t = g_t S_(t-1) + (1 - g_t) phi(k_t) v_t^T, and the normalizer alike, g_t = sigmoid(w . x_t + b).
+    """RFA-Gate: S_t = g_t S_(t-1) + (1 - g_t) phi(k_t) v_t^T, g_t = sigmoid(w . x_t + b), and likewise the normalizer.
 
-    A gate for each head, of the block's input x_t. Peng et al., 2021, arXiv:2103.02143, section 3.2 and equation 7.
+    One gate per head, computed from the block's input x_t. Peng et al., 2021, arXiv:2103.02143, section 3.2 and
+    equation 7.
     """
 
     capabilities = Capabilities(normalized=False, needs_inputs=True)

@@ -1,7 +1,7 @@
-"""Gates, from the block's input: how much of what was read before is forgotten at each token.
+"""Forget gates, computed from the block's input: how much of the state is kept at each token.
 
-Weight decay draws parameters to zero; a gate's constant is therefore a buffer, and what is learned is the difference to
-it, so that weight decay draws gates to where they began, and does not close them.
+Weight decay pulls parameters to zero. A gate's initial logit is therefore a buffer and only the difference from it is
+learned, so that weight decay pulls gates back to their initial value instead of closing them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ GATE_INIT = Option(
 
 
 class Gate(nn.Module):
-    """Logits W x + b + c, (B, H, S, 1) or for each feature (B, H, S, D), of the block's input x (B, S, C).
+    """Logits W x + b + c of the block's input x (B, S, C), one per head (B, H, S, 1) or per feature (B, H, S, D).
 
-    c, `begin`, is fixed: a number for each head, or for each feature of all heads. W has a low `rank`, or begins at
-    zero (`quiet`), where that is wanted.
+    `begin` is c, a constant per head (H,) or per feature of every head (H D,). `rank` limits the rank of W, and `quiet`
+    initialises W to zero.
     """
 
     begin: Tensor
@@ -43,7 +43,7 @@ class Gate(nn.Module):
         self.register_buffer("begin", begin.flatten().clone())
 
     def forward(self, k: Tensor, tokens: TokenInfo) -> Tensor:
-        """Of keys (B, H, S, D), in their precision."""
+        """The logits for keys k (B, H, S, D), in their precision."""
         x = tokens.inputs_or(k)
         x = x if self.inner is None else projected(self.inner, x)
         return by_heads(projected(self.outer, x) + self.begin.to(x.dtype), self.num_heads)
@@ -55,16 +55,16 @@ class Gate(nn.Module):
 
 
 def by_heads(x: Tensor, num_heads: int) -> Tensor:
-    """Numbers of all heads (B, S, ..) as (B, H, S, numbers of a head)."""
+    """(B, S, H n) to (B, H, S, n)."""
     return x.unflatten(2, (num_heads, -1)).transpose(1, 2)
 
 
 def logit(share: Tensor) -> Tensor:
-    """What sigmoid makes `share` of."""
+    """The inverse of the sigmoid."""
     return share.log() - (-share).log1p()
 
 
 def spread_half_lives(num_heads: int, shortest: float, longest: float) -> Tensor:
-    """Shares kept at each token, (H,), whose half-lives in tokens are spread evenly over their logarithm."""
+    """The share of the state that each head keeps per token, (H,), for logarithmically spaced half-lives in tokens."""
     lives = torch.logspace(0, 1, num_heads, base=longest / shortest) * shortest
     return torch.exp2(-1 / lives)

@@ -1,4 +1,4 @@
-"""Recurrent mechanisms without a normalizer: what a query reads is brought to unit size, and a gate lets it through."""
+"""Recurrent mechanisms without a normalizer: sums are scaled to unit RMS, then multiplied by an output gate."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ ACTIVATIONS = {"swish": F.silu, "sigmoid": F.sigmoid}
 
 
 class NormedMechanism(RecurrentMechanism):
-    """Each head's output is o / rms(o), times the gate's activation of W x of the query's input x.
+    """Each head's output is act(W x) o / rms(o): o is what the query reads, x the query's input to the block.
 
-    The sum of weights may be zero where scores are signed, so nothing is divided by it. Weights after the norm would
-    make no difference, as the output projection follows. (Sun et al., 2023, arXiv:2307.08621, section 2.2; Yang et al.,
+    Scores have signs and may sum to zero, so nothing is divided by their sum. The norm has no learned weights, since
+    the output projection that follows can take them in. (Sun et al., 2023, arXiv:2307.08621, section 2.2; Yang et al.,
     2023, arXiv:2312.06635, section 4.4.)
     """
 
     averages = False
     capabilities = Capabilities(normalized=False, needs_inputs=True, needs_query_inputs=True)
+    #: the activation act of the published output gate, or "none"
     published_gate: ClassVar[str] = "swish"
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
@@ -51,7 +52,7 @@ class NormedMechanism(RecurrentMechanism):
         return q * self.head_dim**-0.5
 
     def recurrence(self) -> RecurrentKernel | None:
-        """The recurrence without its output gate, as `kernel` needs it; None if the kernel does not know it."""
+        """The kernel's description without the output gate; None if the fused step does not support the recurrence."""
         return None
 
     def kernel(self) -> RecurrentKernel | None:
@@ -65,4 +66,4 @@ class NormedMechanism(RecurrentMechanism):
             return out
         x = tokens.inputs_or(q) if tokens.inputs is None else tokens.inputs  # in the precision of the model
         gate = accumulated(by_heads(projected(self.output, x), self.num_heads))
-        return ACTIVATIONS[self.activation](gate) * out  # in this order it lies in memory as models go on with it
+        return ACTIVATIONS[self.activation](gate) * out  # the result takes gate's memory layout, which models need next

@@ -1,4 +1,4 @@
-"""The baselines of Sparsefinder's paper: windows, global and random tokens, hashes, nearest centroids."""
+"""The baselines in Sparsefinder's paper: windows, global and random tokens, hashing, nearest centroids."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .pattern import COMMON, COUNTS, SEED, SELF_ONLY, Pattern, at_ends, near, po
 
 @register("entmax-window", *COMMON)
 class Window(Pattern):
-    """Entmax over the tokens of `--sparse-window` and `--sparse-global` (Treviso et al., 2022, section 5)."""
+    """Entmax over the pairs of `--sparse-window` and `--sparse-global` only (Treviso et al., 2022, section 5)."""
 
     capabilities = Capabilities(constant_state=False, append=False, prefixes=False, unsupported=SELF_ONLY)
     grids = {"section5": ({},), "c2": ({},), "small": ({},)}
@@ -38,8 +38,8 @@ GLOBALS = Option("longformer_globals", 4, "entmax-longformer: random global toke
 class Longformer(Pattern):
     """Entmax over a window and the rows and columns of random global tokens (Beltagy et al., 2020, arXiv:2004.05150).
 
-    Global tokens at random as in Treviso et al., 2022, section 5; each head draws its own. One that is drawn loses its
-    place when a later token is drawn before it.
+    Global tokens are random, as in Treviso et al., 2022, section 5, and different in each head. Every token has a
+    random number, and the lowest are global, so a later token may displace an earlier one.
     """
 
     capabilities = Capabilities(
@@ -61,16 +61,16 @@ class Longformer(Pattern):
 
 
 RANDOM = Option("bigbird_random", 4, "entmax-bigbird: random keys of a query", least=0)
-BIGBIRD_WINDOW = 3  # always there, also with a smaller --sparse-window
+BIGBIRD_WINDOW = 3  # always there, even if --sparse-window is smaller
 
 
 @register("entmax-bigbird", *COMMON, SEED, RANDOM)
 class BigBird(Pattern):
     """Entmax over a window of at least 3, the first and the last token, and random keys (Zaheer et al., 2020).
 
-    (arXiv:2007.14062; blocks of one token as in Treviso et al., 2022, section 5.) In a decoder the last token is not
-    global, since it is another one after each token, and a query draws among the keys before it: the same ones however
-    long the text becomes.
+    (arXiv:2007.14062, with blocks of one token as in Treviso et al., 2022, section 5.) In a decoder the last token is
+    not global, because every new token becomes the last; and a query's random keys precede it, so that they remain
+    the same however long the text becomes.
     """
 
     capabilities = Capabilities(constant_state=False, append=False, prefixes=False, unsupported=SELF_ONLY)
@@ -88,15 +88,15 @@ class BigBird(Pattern):
         head = torch.arange(self.num_heads, device=q.device)[:, None, None]
         drawn = hashed(self.chosen.sparse_seed, head, query, key).masked_fill(~seen, 2**32)
         count = min(self.chosen.bigbird_random, drawn.shape[-1])
-        found = near(seen, BIGBIRD_WINDOW) | at_ends(seen, last=self.block == ENCODER_SELF)
-        return found if count == 0 else found | (drawn <= drawn.kthvalue(count, -1, keepdim=True).values)
+        edges = near(seen, BIGBIRD_WINDOW) | at_ends(seen, last=self.block == ENCODER_SELF)
+        return edges if count == 0 else edges | (drawn <= drawn.kthvalue(count, -1, keepdim=True).values)
 
 
 @register("entmax-bigbird-blocks", *COMMON, SEED, SIZE, ATTENDED)
 class BigBirdBlocks(Blocked):
-    """Entmax over random blocks beside the window and the ends (Zaheer et al., 2020, arXiv:2007.14062).
+    """Entmax over random blocks, a window and the first and last block (Zaheer et al., 2020, arXiv:2007.14062).
 
-    The baseline of Treviso et al., 2022, section 6.1. Each head draws its own.
+    The baseline of Treviso et al., 2022, section 6.1. Random blocks differ between heads.
     """
 
     def _choose(self, q: Tensor, k: Tensor, real: Tensor, blocks: Tensor) -> Tensor:
@@ -113,8 +113,8 @@ BUCKETS = Option("reformer_buckets", 8, "entmax-reformer: buckets of a head, an 
 class Reformer(Projected):
     """Entmax over the pairs in the same bucket of one round of hashing (Kitaev et al., 2020, arXiv:2001.04451).
 
-    The hash of x is argmax [x R; -x R] with a random R (their section 2), of queries and keys in the few dimensions of
-    Sparsefinder's projections, as in its released code.
+    The hash of x is argmax [x R; -x R] with a random R (their section 2). As in Sparsefinder's released code, x are
+    queries and keys after Sparsefinder's projection to few dimensions.
     """
 
     rotation: Tensor
@@ -135,7 +135,7 @@ class Reformer(Projected):
         self.register_buffer("rotation", rotation, persistent=False)
 
     def buckets(self, x: Tensor) -> Tensor:
-        """The hash of projected queries or keys (B, H, T, r), (B, H, T)."""
+        """The hashes (B, H, T) of projected queries or keys (B, H, T, r)."""
         turned = x @ self.rotation.to(x.dtype)
         return torch.cat([turned, -turned], -1).argmax(-1)
 
@@ -151,10 +151,10 @@ CENTROIDS = Option("routing_centroids", 4, "entmax-routing: centroids of a head"
 
 @register("entmax-routing", *COMMON, FILE, CENTROIDS)
 class Routing(Fitted):
-    """Entmax over the pairs that a centroid took both of (Roy et al., 2021, arXiv:2003.05997).
+    """Entmax over the pairs of which a centroid takes both (Roy et al., 2021, arXiv:2003.05997).
 
-    Each of c centroids takes the ceil(n / c) queries, and keys, that are nearest by cosine (Treviso et al., 2022,
-    appendix C.2), so who is taken changes with later tokens.
+    Each of c centroids takes the ceil(n / c) queries and the ceil(n / c) keys that are nearest to it by cosine
+    (Treviso et al., 2022, appendix C.2). Later tokens therefore change which ones it takes.
     """
 
     centroids: Tensor
@@ -181,7 +181,7 @@ class Routing(Fitted):
         return (queries.float() @ self._taken(k, real).float().mT) > 0
 
     def _taken(self, x: Tensor, real: Tensor | None) -> Tensor:
-        """Which centroid took whom, (B, H, T, c)."""
+        """Which queries or keys x (B, H, T, D) each centroid takes, (B, H, T, c); padding, not `real`, comes last."""
         nearness = F.normalize(accumulated(x), dim=-1) @ self.centroids.to(accumulated(x).dtype).mT
         count = torch.full((1, 1, 1, 1), x.shape[2], device=x.device)
         if real is not None:

@@ -1,4 +1,4 @@
-"""Sparsefinder in blocks: edges between blocks of tokens, so that only the scores of chosen blocks are computed.
+"""Sparsefinder with edges between blocks of tokens, so that only the scores of chosen blocks are computed.
 
 Shapes: B batch, H heads, T tokens, D head dimension, r projected dimensions, z tokens of a block, N blocks.
 """
@@ -29,10 +29,10 @@ WINDOW = 3  # blocks
 
 
 class Blocked(Pattern):
-    """A pattern over blocks of z tokens: a subclass writes `_choose`.
+    """A pattern over blocks of z tokens; a subclass implements `_choose`.
 
-    Beside the chosen blocks a block sees its neighbours and the first and the last one, which see all (Treviso et al.,
-    2022, section 6.1, on the pattern of BigBird). A block that is chosen twice counts once.
+    In addition to the chosen blocks, a block sees its neighbours, the first and the last block, and the first and the
+    last block see all (Treviso et al., 2022, section 6.1, after BigBird). A block that is chosen twice counts once.
     """
 
     capabilities = Capabilities(
@@ -48,18 +48,15 @@ class Blocked(Pattern):
         self.size, self.attended = self.chosen.sparsefinder_block_size, self.chosen.sparsefinder_blocks
 
     def _choose(self, q: Tensor, k: Tensor, real: Tensor, blocks: Tensor) -> Tensor:
-        """The chosen blocks, (B, H, N, M), for tokens (B, H, T or S, D), as `select` gets them.
-
-        `blocks`, (B or 1, M), have keys.
-        """
+        """The chosen blocks, (B, H, N, M), given the arguments of `select`; `blocks`, (B or 1, M), have real keys."""
         raise NotImplementedError
 
     @torch.no_grad()
     def select(self, q: Tensor, k: Tensor, real: Tensor, around: bool = True) -> Tensor:
-        """Which block sees which, (B, H, N, M), of queries (B, H, T, D) and keys (B, H, S, D).
+        """The graph of blocks, (B, H, N, M), for queries (B, H, T, D) and keys (B, H, S, D).
 
-        `real`, (B or 1, S), come first among the keys, and in self-attention, T = S, among the queries. Without
-        `around` there are only the chosen blocks, no neighbours and no ends.
+        `real`, (B or 1, S), marks the keys that are not padding; padding must come last, in self-attention (T = S) also
+        among the queries. Without `around`, the graph lacks neighbours and ends: it has the chosen blocks only.
         """
         of_keys = self._in_blocks(real).any(-1)
         of_queries = self._in_blocks(_real_queries(q, real)).any(-1)
@@ -96,9 +93,9 @@ class Blocked(Pattern):
             return in_order(out, order.argsort(dim=1)) if itself else out
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, graph: Tensor, real: Tensor, ends: bool = True) -> Tensor:
-        """Output (B, H, T, E) over a graph of blocks; with `ends` the first and the last real block see all.
+        """Output (B, H, T, E) over a graph of blocks; with `ends`, the first and the last real block see all keys.
 
-        Every other block sees at most those of `--sparsefinder-blocks`, the window and the ends.
+        Any other block sees at most `--sparsefinder-blocks` blocks, and with `ends` those of the window and the ends.
         """
         count, tokens = graph.shape[3], q.shape[2]
         most = min(count, self.attended + (WINDOW + 2 if ends else 0))
@@ -110,10 +107,11 @@ class Blocked(Pattern):
         return out.flatten(2, 3)[:, :, :tokens].to(v.dtype)
 
     def _with_ends(self, out: Tensor, q: Tensor, k: Tensor, v: Tensor, real: Tensor, real_queries: Tensor) -> Tensor:
-        """`out`, (B, H, N, z, E), with the first and the last real block of queries seeing all."""
+        """`out`, (B, H, N, z, E), after replacing the first and the last real block of queries, which see all keys."""
         last = (real_queries.sum(1, keepdim=True) - 1).clamp_min(0) // self.size
         which = torch.cat([torch.zeros_like(last), last], 1).expand(len(q), -1)
-        once = torch.cat([torch.ones_like(last), (last > 0).long()], 1)[:, None, :, None, None]  # if they are one block
+        # The last block is not added a second time if it is also the first.
+        once = torch.cat([torch.ones_like(last), (last > 0).long()], 1)[:, None, :, None, None]
         at = which[:, None, :, None, None]
         rows = q.gather(2, at.expand(-1, q.shape[1], -1, *q.shape[3:]))
         weights = self._of_scores(self._scores(accumulated(rows.flatten(2, 3)), accumulated(k)), real[:, None, None])
@@ -128,12 +126,12 @@ class Blocked(Pattern):
         return F.dropout(weights, self.dropping()).view_as(scores)
 
     def _in_blocks(self, real: Tensor) -> Tensor:
-        """(B or 1, T) as (B or 1, N, z)."""
+        """(B or 1, T) as (B or 1, N, z), filled up with False."""
         return F.pad(real, (0, -real.shape[1] % self.size)).unflatten(1, (-1, self.size))
 
 
 class ProjectedBlocks(Blocked, Projected):
-    """Blocks that are chosen by what represents them: the projections of their tokens, one after the other."""
+    """Blocks are chosen by their representations: the concatenated projections of their tokens."""
 
     capabilities = replace(Blocked.capabilities, missing=MISSING)
 
@@ -141,7 +139,7 @@ class ProjectedBlocks(Blocked, Projected):
         return {buffer: block_prefix(self.size) + name for buffer, name in super().parts().items()}
 
     def _cached(self, k: Tensor) -> Tensor:
-        return k  # nothing is decoded from a state
+        return k  # blocks never decode from a cache
 
     def _choose(self, q: Tensor, k: Tensor, real: Tensor, blocks: Tensor) -> Tensor:
         self.check_adopted()
@@ -152,23 +150,26 @@ class ProjectedBlocks(Blocked, Projected):
         return self._choose_among(of_queries, of_keys, blocks)
 
     def _choose_among(self, q: Tensor, k: Tensor, blocks: Tensor) -> Tensor:
-        """The chosen blocks, (B, H, N, M), for blocks (.., N or M, z * r); `blocks`, (B or 1, M), have keys."""
+        """The chosen blocks, (B, H, N, M), given representations q (B, H, N, z * r) and k (B, H, M, z * r).
+
+        `blocks`, (B or 1, M), have real keys.
+        """
         raise NotImplementedError
 
 
 def top(nearness: Tensor, count: int) -> Tensor:
-    """True at the `count` highest of the last dimension."""
+    """True at the `count` highest values along the last dimension."""
     places = nearness.topk(min(count, nearness.shape[-1]), -1).indices
     return torch.zeros_like(nearness, dtype=torch.bool).scatter(-1, places, True)
 
 
 def _real_queries(q: Tensor, real: Tensor) -> Tensor:
-    """Which queries are real, (B or 1, T): those of the keys, or all in cross-attention."""
+    """Which queries are real, (B or 1, T): in self-attention the same as the keys, in cross-attention all."""
     return real if q.shape[2] == real.shape[1] else real.new_ones(1, q.shape[2])
 
 
 def _ends(at: Tensor, real: Tensor) -> Tensor:
-    """The first and the last of the real blocks, (B or 1, N)."""
+    """True at the first and the last real block, (B or 1, N)."""
     return (at == 0) | (at == real.sum(1, keepdim=True) - 1)
 
 
@@ -178,15 +179,15 @@ SCORE = Option(
     "sparsefinder-block1: how blocks are scored: dot products (the paper), or by centroids (released code)",
     ("dot", "released"),
 )
-NEAREST = 2  # centroids of a block in the released score
+NEAREST = 2  # centroids per block in the released score
 
 
 @register("sparsefinder-block1", *COMMON, FILE, DIMENSIONS, SIZE, ATTENDED, CENTROIDS, SCORE)
 class Block1(ProjectedBlocks):
     """Entmax over the blocks of keys with the highest dot products (Treviso et al., 2022, section 6.1, version 1).
 
-    Quadratic in the number of blocks. The released code scores by whether the two nearest centroids of both blocks
-    intersect, and then by sigmoid(-z), where z is the dot product of their distances to all centroids.
+    Quadratic in the number of blocks. The released code prefers blocks that share one of their two nearest centroids,
+    then those with the higher sigmoid(-z), where z is the dot product of two blocks' distances to all centroids.
     """
 
     centroids: Tensor
@@ -208,17 +209,17 @@ class Block1(ProjectedBlocks):
         of_q, of_k = (squared_distances(x, self.centroids.to(x.dtype).unsqueeze(0)).sqrt() for x in (q, k))
         shared = top(-of_q, NEAREST).float() @ top(-of_k, NEAREST).float().mT > 0
         z = of_q @ of_k.mT
-        return shared * (z.amax(-1, keepdim=True) + 1) - z  # in the order of shared + sigmoid(-z), which rounds
+        return shared * (z.amax(-1, keepdim=True) + 1) - z  # the order of shared + sigmoid(-z), but not its rounding
 
 
 def first_centroids(mechanism: ProjectedBlocks, count: int) -> Tensor:
-    """Random ones, (H, c, z * r), until those that were fitted are adopted."""
+    """Random centroids, (H, c, z * r), until fitted ones are adopted."""
     generator = torch.Generator().manual_seed(count)
     return torch.randn(mechanism.num_heads, count, mechanism.size * mechanism.dims, generator=generator)
 
 
 def centroid_part(mechanism: ProjectedBlocks) -> dict[str, str]:
-    """Where the fitted ones are."""
+    """The name of the fitted centroids in an entry (see `Fitted.parts`)."""
     return {"centroids": f"{block_prefix(mechanism.size)}centroids.{mechanism.chosen.sparsefinder_centroids}"}
 
 
@@ -226,8 +227,9 @@ def centroid_part(mechanism: ProjectedBlocks) -> dict[str, str]:
 class Block2(ProjectedBlocks):
     """Entmax over the blocks that share a centroid (Treviso et al., 2022, section 6.1, version 2).
 
-    Each centroid takes as many blocks of queries, and of keys, as are attended to. A block of queries attends to the
-    keys of the first centroid that took it; one that none took, to the first block. Not quadratic in the blocks.
+    Each centroid takes its nearest `--sparsefinder-blocks` blocks of queries and as many of keys. A block of queries
+    sees the blocks of keys of the first centroid that takes it, or the first block if none does. Not quadratic in the
+    number of blocks.
     """
 
     centroids: Tensor
@@ -242,12 +244,12 @@ class Block2(ProjectedBlocks):
     def _choose_among(self, q: Tensor, k: Tensor, blocks: Tensor) -> Tensor:
         all_queries = blocks if self.same_tokens(q, k) else blocks.new_ones(1, q.shape[2])
         queries, keys = self._taken(q, all_queries), self._taken(k, blocks)  # (B, H, c, N) and (.., M)
-        first = queries.byte().argmax(2)  # (B, H, N), the lowest number of those that took it
+        first = queries.byte().argmax(2)  # (B, H, N), the lowest index of a centroid that took the block
         chosen = keys.gather(2, first.unsqueeze(-1).expand(-1, -1, -1, keys.shape[3]))
         lost = torch.zeros_like(blocks).index_fill(1, torch.zeros(1, dtype=torch.long, device=q.device), True)
         return torch.where(queries.any(2).unsqueeze(-1), chosen, lost[:, None, None])
 
     def _taken(self, x: Tensor, real: Tensor) -> Tensor:
-        """Which centroid takes which block."""
+        """Which blocks x (B, H, N, z * r) each centroid takes, (B, H, c, N)."""
         distances = squared_distances(self.centroids.to(x.dtype).unsqueeze(0).expand(len(x), -1, -1, -1), x)
         return top(-distances.masked_fill(~real[:, None, None], torch.inf), self.attended)

@@ -1,4 +1,4 @@
-"""Entmax attention: a sparse alternative to softmax, whose weights are exactly zero for low scores.
+"""Entmax attention: an alternative to softmax that gives low scores a weight of exactly zero.
 
 Shapes: B batch, H heads, T queries, S keys.
 """
@@ -27,16 +27,16 @@ ALPHA = Option(
     "1.5",
     "entmax: how sparse the weights are, a number above 1 (towards 1: softmax; 1.5; 2: sparsemax), or learned per head",
 )
-BISECTIONS = 60  # halve an interval of width 1 down to the precision of float64
+BISECTIONS = 60  # reduce an interval of width 1 to the precision of float64
 
 
 @register("entmax", ALPHA)
 class Entmax(CachedMechanism):
     """alpha-entmax attention: p_j = [(alpha - 1) z_j - tau]_+^(1 / (alpha - 1)) with z = q . k / sqrt(D).
 
-    tau makes the weights of a query sum to one; a query that sees no key gives 0. A learned alpha is 1 + sigmoid of a
-    parameter per head, 1.5 at first. (Peters et al., 2019, arXiv:1905.05702, eq. 10-12; Correia et al., 2019,
-    arXiv:1909.00015.)
+    tau is such that the weights of a query sum to one; the output of a query that sees no key is 0. A learned alpha is
+    1 + sigmoid(a) with one parameter a per head, 1.5 at first. (Peters et al., 2019, arXiv:1905.05702, eq. 10-12;
+    Correia et al., 2019, arXiv:1909.00015.)
     """
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
@@ -52,34 +52,34 @@ class Entmax(CachedMechanism):
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout: float) -> Tensor:
         with without_autocast(q.device):
-            return (F.dropout(self._mapped(q, k, visible), dropout) @ accumulated(v)).to(v.dtype)
+            return (F.dropout(self._fast_weights(q, k, visible), dropout) @ accumulated(v)).to(v.dtype)
 
     def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
         with without_autocast(q.device):
-            visible = self._looked_at(q, self._cached(k), visible_keys(q, k, key.keep, mask))
+            visible = self._allowed(q, self._cached(k), visible_keys(q, k, key.keep, mask))
             scores = self._shifted(self._scores(q, k), visible)
             return F.dropout(_cleared(entmax(scores, self.alpha), visible), dropout)
 
-    def _looked_at(self, q: Tensor, k: Tensor, visible: Tensor | None) -> Tensor | None:
-        """What is left of `visible` for this mechanism, for keys as `_cached` returns them."""
+    def _allowed(self, q: Tensor, k: Tensor, visible: Tensor | None) -> Tensor | None:
+        """The part of `visible` over which entmax is computed, for keys as `_cached` returns them; None: all pairs."""
         return visible
 
     @torch.no_grad()
     def graph(
         self, q: Tensor, k: Tensor, *, query: TokenInfo | None = None, key: TokenInfo | None = None, mask: Mask = None
     ) -> Tensor:
-        """The edges of attention, (B, H, T, S): where a weight is above 0 (Treviso et al., 2022, section 4)."""
+        """The graph of attention, (B, H, T, S): an edge is a weight above 0 (Treviso et al., 2022, section 4)."""
         visible = visible_keys(q, k, None if key is None else key.keep, mask)
         with without_autocast(q.device):
-            return self._mapped(q, self._cached(k), visible) > 0
+            return self._fast_weights(q, self._cached(k), visible) > 0
 
-    def _mapped(self, q: Tensor, k: Tensor, visible: Tensor | None) -> Tensor:
-        """Weights (B, H, T, S) by the fast algorithms, in float32 or float64, for keys as `_cached` returns them."""
-        visible = self._looked_at(q, k, visible)
+    def _fast_weights(self, q: Tensor, k: Tensor, visible: Tensor | None) -> Tensor:
+        """Weights (B, H, T, S) by the fast algorithm, in float32 or float64, for keys as `_cached` returns them."""
+        visible = self._allowed(q, k, visible)
         return self._of_scores(self._scores(accumulated(q), accumulated(k[..., : self.head_dim])), visible)
 
     def _of_scores(self, scores: Tensor, visible: Tensor | None) -> Tensor:
-        """Weights of scores (B, H, T, S)."""
+        """Weights (B, H, T, S) for scores (B, H, T, S), by the fast algorithm."""
         return _cleared(_Entmax.apply(self._shifted(scores, visible), self.alpha), visible)
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class Entmax(CachedMechanism):
         return q @ k.mT * self.head_dim**-0.5
 
     def _shifted(self, scores: Tensor, visible: Tensor | None) -> Tensor:
-        """Scores less the highest of each query, and hidden keys so far below that their weight is 0."""
+        """Scores minus the highest of each query; those of hidden keys are low enough for a weight of 0."""
         if visible is None:
             return scores - scores.detach().amax(-1, keepdim=True)
         seen = scores.detach().masked_fill(~visible, torch.finfo(scores.dtype).min)
@@ -95,10 +95,10 @@ class Entmax(CachedMechanism):
 
 
 def entmax(scores: Tensor, alpha: Tensor | float) -> Tensor:
-    """alpha-entmax of scores (.., S) over the last dimension, as it is defined; alpha is a number or broadcasts.
+    """alpha-entmax of scores (.., S) over the last dimension, by its definition; alpha is a number or broadcasts.
 
-    tau, within 1 of the highest (alpha - 1) z, is found by bisection; two steps of Newton's method then make it
-    a function of the scores and alpha with right first and second derivatives. Scores are best at most 0.
+    tau lies within 1 below the highest (alpha - 1) z. Bisection finds it; then two Newton steps make it a function of
+    scores and alpha with correct first and second derivatives. Most accurate for scores of at most 0.
     """
     z, power = scores * (alpha - 1), 1 / (alpha - 1)
 
@@ -118,11 +118,11 @@ def entmax(scores: Tensor, alpha: Tensor | float) -> Tensor:
 
 
 class _Entmax(torch.autograd.Function):
-    """`entmax` by Newton's method where that is safe, for alpha up to 2."""
+    """`entmax` by Newton's method for alpha up to 2, where that is known to converge; otherwise by bisection."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, alpha: Tensor | float) -> Tensor:
-        safe = isinstance(alpha, Tensor) or alpha <= 2  # one that is learned is below 2
+        safe = isinstance(alpha, Tensor) or alpha <= 2  # a learned alpha is below 2
         out = entmax_weights(scores, alpha) if safe else entmax(scores, alpha)
         ctx.save_for_backward(out, alpha if isinstance(alpha, Tensor) else None)
         ctx.alpha = alpha if isinstance(alpha, float) else None
@@ -131,10 +131,10 @@ class _Entmax(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Peters et al., 2019, eq. 14; for alpha Correia et al., 2019, proposition 1."""
+        """Gradients: Peters et al., 2019, eq. 14; with respect to alpha, Correia et al., 2019, proposition 1."""
         out, alpha = saved[0], ctx.alpha if saved[1] is None else saved[1]
         slope = (out ** (2 - alpha)).where(out > 0, 0)
-        share = slope / slope.sum(-1, keepdim=True).clamp_min(torch.finfo(slope.dtype).tiny)  # 0 where nothing is seen
+        share = slope / slope.sum(-1, keepdim=True).clamp_min(torch.finfo(slope.dtype).tiny)  # 0 if no key is seen
         grad_scores = slope * (grad - (grad * share).sum(-1, keepdim=True))
         if saved[1] is None:
             return grad_scores, None
@@ -144,7 +144,7 @@ class _Entmax(torch.autograd.Function):
 
 
 def _cleared(weights: Tensor, visible: Tensor | None) -> Tensor:
-    """No weight for hidden keys, also of queries that see none."""
+    """Set the weights of hidden keys to 0, also for queries that see no key."""
     return weights if visible is None else weights * visible
 
 

@@ -1,7 +1,8 @@
-"""What is fitted to the queries and keys of one entmax teacher, and how a mechanism finds its own part of it.
+"""Sparsity patterns with parts that are fitted to the queries and keys of an entmax teacher.
 
-A file of `leapformer sparsefinder fit` holds an entry for each layer. A mechanism finds its entry by the fingerprint of
-its layer's query and key projections, so a file cannot serve another checkpoint, nor an entry another layer.
+A file written by `leapformer sparsefinder fit` has an entry for each layer. A mechanism finds its entry by the
+fingerprint of its layer's query and key projections, so a file cannot be used with another checkpoint, nor an entry in
+another layer.
 
 Shapes: B batch, H heads, T tokens, D head dimension, r projected dimensions, c centroids.
 """
@@ -46,10 +47,10 @@ Entry = Mapping[str, Tensor]
 
 
 class Fitted(Pattern):
-    """A sparsity pattern with parts that were fitted to a teacher: buffers named in `fitted`.
+    """A sparsity pattern with parts that are fitted to a teacher: the buffers that `parts` names.
 
-    In a model they come from `--sparsefinder-file`, once the weights of the teacher's checkpoint are loaded; they are
-    not part of a checkpoint. In use as a library they are random until `adopt`.
+    In a model they are read from `--sparsefinder-file` once the weights of the teacher's checkpoint are loaded; they
+    are not saved in checkpoints. In use as a library they are random until `adopt` is called.
     """
 
     capabilities = Capabilities(constant_state=False, append=False, missing=MISSING)
@@ -59,20 +60,20 @@ class Fitted(Pattern):
         self.file: str = self.chosen.sparsefinder_file
         self.adopted = not self.file
         self._projections: Projections | None = None
-        self.register_load_state_dict_post_hook(_adopt_own_entry)
+        self.register_load_state_dict_post_hook(_adopt_entry)
 
     def missing(self) -> str:
         return "" if self.chosen.sparsefinder_file else MISSING
 
     def parts(self) -> dict[str, str]:
-        """Name of each fitted buffer, and its name in an entry."""
+        """The name of each fitted buffer, mapped to its name in an entry."""
         raise NotImplementedError
 
     def receive(self, projections: Projections) -> None:
         self._projections = projections
 
     def adopt(self, entry: Entry) -> None:
-        """Take what was fitted to one layer. Raises LeapformerError for what was not fitted, or has another shape."""
+        """Copy a layer's entry into the buffers. Raises LeapformerError if a part is missing or has another shape."""
         for buffer, name in self.parts().items():
             if name not in entry:
                 kind = name.rpartition(".")[0]
@@ -83,33 +84,33 @@ class Fitted(Pattern):
                 raise LeapformerError(
                     f"{self.name}: {name} was not fitted; {remedy} with `leapformer sparsefinder fit{how}`"
                 )
-            own = getattr(self, buffer)
-            if entry[name].shape != own.shape:
+            part = getattr(self, buffer)
+            if entry[name].shape != part.shape:
                 raise LeapformerError(
                     f"{self.name}: {name} was fitted with shape {tuple(entry[name].shape)}, this model needs "
-                    f"{tuple(own.shape)}; fit it again for this model and these options"
+                    f"{tuple(part.shape)}; fit it again for this model and these options"
                 )
-            own.copy_(entry[name])
+            part.copy_(entry[name])
         self.adopted = True
 
     def adopt_from_file(self) -> None:
-        """Find the entry of this layer in the file. Raises LeapformerError, naming the file, when there is none."""
+        """Adopt this layer's entry of the file. Raises LeapformerError, naming the file, if it has none."""
         if self._projections is None:
             raise LeapformerError(
                 f"{FILE.flag} {self.file}: a layer's entry is found by its projections, and this {self.name} is in no "
                 "layer; give the entry to `adopt`"
             )
-        found = read_file(self.file)
-        entries: dict[str, Entry] = found["entries"]
+        fit = read_file(self.file)
+        entries: dict[str, Entry] = fit["entries"]
         wanted = fingerprint(self._projections)
         if wanted not in entries:
             raise LeapformerError(
-                f"{FILE.flag} {self.file} was fitted to {found['teacher']}, which has other weights in this layer; fit "
+                f"{FILE.flag} {self.file} was fitted to {fit['teacher']}, which has other weights in this layer; fit "
                 "it to this checkpoint with `leapformer sparsefinder extract` and `fit`"
             )
-        if str(found.get("alpha", self.chosen.entmax_alpha)) != str(self.chosen.entmax_alpha):
+        if str(fit.get("alpha", self.chosen.entmax_alpha)) != str(self.chosen.entmax_alpha):
             raise LeapformerError(
-                f"{FILE.flag} {self.file} was fitted to a teacher with --entmax-alpha {found['alpha']}, this model has "
+                f"{FILE.flag} {self.file} was fitted to a teacher with --entmax-alpha {fit['alpha']}, this model has "
                 f"{self.chosen.entmax_alpha}; use the alpha of the teacher"
             )
         self.adopt(entries[wanted])
@@ -119,7 +120,7 @@ class Fitted(Pattern):
         return self._edges(q, k, seen)
 
     def check_adopted(self) -> None:
-        """Raise LeapformerError in training, and while it is unknown whether the file was fitted to these weights."""
+        """Raise LeapformerError in training, and as long as no weights that match the file have been loaded."""
         if self._projections is not None and self.training:
             raise LeapformerError(
                 f"{self.name} predicts the graph of a trained model, and what it is fitted to changes in training; "
@@ -132,15 +133,15 @@ class Fitted(Pattern):
             )
 
     def _edges(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
-        """`edges`, when everything was fitted."""
+        """`edges`, once the fitted parts are there."""
         raise NotImplementedError
 
 
 class Projected(Fitted):
-    """A pattern that looks at queries and keys in few dimensions, q' = W_q q + b_q and k' = W_k k + b_k, per head.
+    """A pattern that compares queries and keys in few dimensions, q' = W_q q + b_q and k' = W_k k + b_k, per head.
 
-    (Treviso et al., 2022, section 4; one W and b for both there, and two in the released code.) The projected keys
-    are kept beside the keys.
+    Treviso et al., 2022, section 4, which has one W and b for both; the released code has two. The cache stores each
+    key's projection with it.
     """
 
     q_weight: Tensor
@@ -170,8 +171,8 @@ class Projected(Fitted):
     def _cached(self, k: Tensor) -> Tensor:
         return torch.cat([k, self.project_keys(k).to(k.dtype)], -1)
 
-    def _kept_projections(self, k: Tensor) -> Tensor:
-        """k' of keys as `_cached` returns them."""
+    def _cached_projections(self, k: Tensor) -> Tensor:
+        """k', (B, H, T, r), of keys as `_cached` returns them."""
         return accumulated(k[..., self.head_dim :])
 
 
@@ -184,7 +185,7 @@ def projected(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def first_projection(
     heads: int, dim: int, dims: int, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Weight (H, D, r) and bias (H, r) before fitting, uniform in +-1 / sqrt(D), as of `nn.Linear`."""
+    """Weight (H, D, r) and bias (H, r) before fitting, uniform in +-1 / sqrt(D) as in `nn.Linear`."""
     generator = torch.Generator().manual_seed(1) if generator is None else generator
     bound = dim**-0.5
     weight, bias = (
@@ -194,50 +195,50 @@ def first_projection(
 
 
 def block_prefix(size: int) -> str:
-    """How an entry names what is fitted to blocks of `size` tokens; blocks of one token are the tokens."""
+    """The prefix of names, in an entry, of parts that are fitted to blocks of `size` tokens; empty for size 1."""
     return "" if size == 1 else f"block{size}."
 
 
 def fingerprint(projections: Projections) -> str:
     """SHA-256 of the query and key projections of a layer."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for layer in (projections.q, projections.k):
         assert layer is not None, "keys are projected in every block"
         for parameter in (layer.weight, layer.bias):
             if parameter is not None:
-                found.update(parameter.detach().float().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()
+                digest.update(parameter.detach().float().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def read_file(path: str, option: str = FILE.flag) -> dict[str, Any]:
-    """What `leapformer sparsefinder fit` wrote: format, teacher, entries by fingerprint.
+    """The content of a file written by `leapformer sparsefinder fit`: format, teacher, entries by fingerprint.
 
-    Raises LeapformerError, naming the option that the path is from, for one that is not there or is something else.
+    Raises LeapformerError, naming `option` as the source of the path, if the file is missing or of another kind.
     """
     try:
-        found = _read(path, Path(path).stat().st_mtime_ns)
+        fit = _read(path, Path(path).stat().st_mtime_ns)
     except OSError:
         raise LeapformerError(
             f"{option} {path}: there is no such file; check the path, or make it with `leapformer sparsefinder fit`"
         ) from None
-    if found is None:
+    if fit is None:
         raise LeapformerError(
             f"{option} {path} is not a file of `leapformer sparsefinder fit` (format {FORMAT}); make it again"
         )
-    return found
+    return fit
 
 
-@lru_cache(maxsize=4)  # all layers read the same file
+@lru_cache(maxsize=4)  # all layers read the same file; `changed`, the time of its last change, is part of the key
 def _read(path: str, changed: int) -> dict[str, Any] | None:
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        fit = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError):
         return None
-    return found if isinstance(found, dict) and found.get("format") == FORMAT else None
+    return fit if isinstance(fit, dict) and fit.get("format") == FORMAT else None
 
 
-def _adopt_own_entry(mechanism: nn.Module, _: Any) -> None:
-    """After a checkpoint was loaded into the block, whose projections come before its mechanism."""
+def _adopt_entry(mechanism: nn.Module, _: Any) -> None:
+    """Called after the mechanism has loaded a checkpoint; its block's projections are loaded before it."""
     assert isinstance(mechanism, Fitted)
     if mechanism.file and mechanism._projections is not None:
         mechanism.adopt_from_file()

@@ -1,7 +1,7 @@
-"""Entmax over the edges of a sparsity pattern, which says before the scores are computed which keys a query looks at.
+"""Entmax over the edges of a sparsity pattern, which determines a query's keys before their scores are computed.
 
-Where a pattern holds every edge of the full entmax graph, the output is that of full entmax (Treviso et al., 2022,
-arXiv:2109.12188, section 4); an edge that it lacks changes the weights of its query.
+If a pattern contains every edge of the full entmax graph, the output equals that of full entmax (Treviso et al., 2022,
+arXiv:2109.12188, section 4). A missing edge changes the weights of its query.
 
 Shapes: B batch, H heads, T queries, S keys.
 """
@@ -44,7 +44,7 @@ NONCAUSAL = Option(
     "whole targets see the future",
 )
 COMMON = (ALPHA, WINDOW, GLOBAL, NONCAUSAL)
-COUNTS = (2, 4, 6, 8, 10, 12, 16, 20)  # in the grid of section 5: of buckets, random keys and random global tokens
+COUNTS = (2, 4, 6, 8, 10, 12, 16, 20)  # of buckets, random keys and random global tokens in the grid of section 5
 SEES_FUTURE = (
     "an edge may depend on later tokens, so that training and scoring would see the future; take sparsefinder-distance "
     f"or -kmeans, or for analysis only {NONCAUSAL.flag}"
@@ -58,12 +58,10 @@ SELF_ONLY = {
 
 
 class Pattern(Entmax):
-    """What a sparsity pattern adds to entmax attention: a subclass writes `edges`.
-
-    `grids` names the values of its options that a sweep goes over, by where the grid comes from.
-    """
+    """Base class of entmax attention with a sparsity pattern; a subclass implements `edges`."""
 
     capabilities = Capabilities(constant_state=False, append=False)
+    #: values of the options for sweeps, by grid: a section of the paper, "released" code, or our own
     grids: ClassVar[Mapping[str, tuple[Mapping[str, Any], ...]]] = {}
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
@@ -73,34 +71,34 @@ class Pattern(Entmax):
         later = self.chosen.sparse_global == "both" or self.depends_on_later_tokens()
         refused = later and self.block in (DECODER_SELF, DECODER_CROSS) and not self.chosen.sparse_noncausal
         missing = self.missing() or (SEES_FUTURE if refused else "")
-        # distances between positions mean nothing between a target and the prefixes of a source
+        # Distances between positions of a target and positions of a source have no meaning.
         by_position = self.block is None and (self.chosen.sparse_window > 0 or self.chosen.sparse_global != "none")
         prefixes = self.capabilities.prefixes and not by_position
         self.capabilities = replace(self.capabilities, incremental=not later, missing=missing, prefixes=prefixes)
 
     def depends_on_later_tokens(self) -> bool:
-        """Whether an edge may change with the tokens after it."""
+        """Whether later tokens may change an edge."""
         return not self.capabilities.incremental
 
     def missing(self) -> str:
-        """What must be given before a model can use it, see `Capabilities`."""
+        """What must be given before a model can use the pattern (see `Capabilities`)."""
         return ""
 
     @abstractmethod
     def edges(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
         """True where the pattern has an edge, broadcastable to (B, H, T, S), for keys as `_cached` returns them.
 
-        `seen`, (B or 1, 1, T, S), is True where a query may look; edges elsewhere do not count.
+        `seen`, (B or 1, 1, T, S), is True where the mask and padding let a query see a key; other edges are ignored.
         """
 
     @torch.no_grad()
     def graph(
         self, q: Tensor, k: Tensor, *, query: TokenInfo | None = None, key: TokenInfo | None = None, mask: Mask = None
     ) -> Tensor:
-        """The pairs that are looked at, (B, H, T, S): edges, window and global tokens."""
+        """The pairs over which entmax is computed, (B, H, T, S): edges, window and global tokens."""
         visible = visible_keys(q, k, None if key is None else key.keep, mask)
         with without_autocast(q.device):
-            return self._looked_at(q, self._cached(k), visible).expand(len(q), self.num_heads, -1, -1)
+            return self._allowed(q, self._cached(k), visible).expand(len(q), self.num_heads, -1, -1)
 
     def init_state(
         self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
@@ -110,7 +108,7 @@ class Pattern(Entmax):
         return super().init_state(batch, value_dim, like, key, mask)
 
     @torch.no_grad()
-    def _looked_at(self, q: Tensor, k: Tensor, visible: Tensor | None) -> Tensor:
+    def _allowed(self, q: Tensor, k: Tensor, visible: Tensor | None) -> Tensor:
         queries, keys = q.shape[2], k.shape[2]
         seen = torch.ones(1, 1, queries, keys, dtype=torch.bool, device=q.device) if visible is None else visible
         seen = seen.expand(-1, -1, queries, -1)
@@ -133,9 +131,9 @@ class Pattern(Entmax):
 
 
 def positions(seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions in self-attention, from 1 at the first real token: queries (B or 1, 1, T, 1), keys (B or 1, 1, 1, S).
+    """Positions in self-attention, 1 for the first real token: queries (B or 1, 1, T, 1), keys (B or 1, 1, 1, S).
 
-    The queries are the last T of S tokens.
+    The queries are the last T of the S tokens.
     """
     queries, keys = seen.shape[2:]
     key = real_keys(seen).long().cumsum(-1)
@@ -145,7 +143,7 @@ def positions(seen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def real_keys(seen: Tensor) -> Tensor:
-    """The keys that the last query may see, (B or 1, 1, 1, S): all but padding."""
+    """The keys that the last query may see, (B or 1, 1, 1, S): all except padding."""
     return seen[:, :, -1:]
 
 
@@ -156,10 +154,10 @@ def near(seen: Tensor, width: int) -> Tensor:
 
 
 def at_ends(seen: Tensor, last: bool) -> Tensor:
-    """The row and column of the first real token, and with `last` those of the last, (B or 1, 1, T, S)."""
+    """The row and column of the first real token and, with `last`, of the last one, (B or 1, 1, T, S)."""
     query, key = positions(seen)
-    found = (query == 1) | (key == 1)
+    edges = (query == 1) | (key == 1)
     if not last:
-        return found
+        return edges
     end = key[..., -1:]
-    return found | (query == end) | (key == end)
+    return edges | (query == end) | (key == end)

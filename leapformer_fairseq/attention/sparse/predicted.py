@@ -1,4 +1,4 @@
-"""Sparsefinder: an edge where query and key are near, in one cluster or in one bin, after a fitted projection."""
+"""Sparsefinder: an edge where projected query and key are close, or share a cluster or a bin."""
 
 from __future__ import annotations
 
@@ -38,13 +38,16 @@ class Distance(Projected):
 
     def _edges(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
         limit = self.chosen.sparsefinder_threshold
-        return squared_distances(self.project_queries(q), self._kept_projections(k)) <= (
+        return squared_distances(self.project_queries(q), self._cached_projections(k)) <= (
             limit if self.chosen.sparsefinder_distance == "squared" else limit**2
         )
 
 
 def squared_distances(q: Tensor, k: Tensor) -> Tensor:
-    """(B, H, T, S) of (B, H, T, r) and (B, H, S, r), without the cancellation of |q|^2 - 2 q k + |k|^2."""
+    """|q - k|^2, (B, H, T, S), of q (B, H, T, r) and k (B, H, S, r).
+
+    Differences are squared, because |q|^2 - 2 q k + |k|^2 suffers from cancellation.
+    """
     parts = ((a.unsqueeze(-1) - b.unsqueeze(-2)) ** 2 for a, b in zip(q.unbind(-1), k.unbind(-1), strict=True))
     return reduce(torch.add, parts)
 
@@ -57,8 +60,8 @@ NEAREST = Option("sparsefinder_nearest", 1, "sparsefinder-kmeans: centroids that
 class KMeans(Projected):
     """Entmax over the pairs that share a bucket (Treviso et al., 2022, arXiv:2109.12188, section 4, eq. 6).
 
-    The centroids are those of projected queries and keys together. A query, and a key, is in the buckets of its nearest
-    centroids. The buckets of keys are kept beside them.
+    Centroids are fitted to projected queries and keys together. A query or a key is in the buckets of its nearest
+    centroids. The cache stores each key's buckets with it.
     """
 
     centroids: Tensor
@@ -89,7 +92,7 @@ class KMeans(Projected):
         return {**super().parts(), "centroids": f"centroids.{self.chosen.sparsefinder_centroids}"}
 
     def buckets(self, x: Tensor) -> Tensor:
-        """The nearest centroids of projected queries or keys (B, H, T, r), (B, H, T, nearest)."""
+        """The indices (B, H, T, nearest) of the centroids nearest to projected queries or keys (B, H, T, r)."""
         centroids = self.centroids.to(x.dtype).unsqueeze(0)
         distances = squared_distances(x, centroids)
         return distances.topk(self.chosen.sparsefinder_nearest, -1, largest=False).indices
@@ -122,9 +125,9 @@ BINNING = Option(
 class Quantize(Projected):
     """Entmax over the pairs that share a bin in at least one dimension (Treviso et al., 2022, section 4).
 
-    fixed:   queries are ranked in each dimension, and keys; a bin holds ceil(n / bins) of them, next to each other. A
-             rank changes with later tokens.
-    dynamic: bins of equal width over tanh(x) in [-1, 1].
+    fixed:   queries and keys are ranked separately in each dimension, and a bin holds ceil(n / bins) consecutive ranks.
+             Later tokens change the ranks.
+    dynamic: bins divide the range [-1, 1] of tanh(x) into equal widths.
     """
 
     capabilities = replace(Projected.capabilities, incremental=False, prefixes=False)
@@ -140,11 +143,11 @@ class Quantize(Projected):
 
     @property
     def ranked(self) -> bool:
-        """Whether bins are of ranks."""
+        """Whether bins hold ranks, instead of values."""
         return bool(self.chosen.sparsefinder_binning == "fixed")
 
     def _edges(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
-        q, k = self.project_queries(q), self._kept_projections(k)
+        q, k = self.project_queries(q), self._cached_projections(k)
         if self.ranked:
             real = real_keys(seen).mT  # (B or 1, 1, S, 1)
             same_tokens = self.same_tokens(q, k)
@@ -155,7 +158,7 @@ class Quantize(Projected):
         return reduce(torch.logical_or, parts)
 
     def _by_rank(self, x: Tensor, real: Tensor | None) -> Tensor:
-        """Bins (B, H, T, r) of the ranks of real tokens in each dimension; padding comes last."""
+        """Bins (B, H, T, r) by rank among the real tokens in each dimension; padding ranks last. None: all are real."""
         count = torch.full((1, 1, 1, 1), x.shape[2], device=x.device)
         if real is not None:
             count = real.sum(2, keepdim=True)

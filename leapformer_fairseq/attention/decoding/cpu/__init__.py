@@ -1,7 +1,7 @@
-"""Decoding steps in C, compiled on first use into the user's cache; everything works without them, slower.
+"""Decoding steps in C, compiled into the user's cache on first use. Everything works without them, only slower.
 
-No compiler, a read-only cache, another platform: then they are None and the steps in PyTorch serve.
-`LEAPFORMER_NATIVE=0` turns them off.
+Without a compiler, with a read-only cache or on another platform, the functions below return None and the steps run in
+PyTorch. `LEAPFORMER_NATIVE=0` turns the steps in C off.
 """
 
 from __future__ import annotations
@@ -70,17 +70,17 @@ _ARGUMENTS = {
 
 
 def step() -> Callable[..., None] | None:
-    """`leapformer_step` of linear_step.c, or None where it cannot be had or is turned off."""
+    """`leapformer_step` of linear_step.c, or None if it is unavailable or turned off."""
     return _function("leapformer_step")
 
 
 def recurrent_step() -> Callable[..., None] | None:
-    """`leapformer_recurrent_step` of recurrent_step.c, or None where it cannot be had or is turned off."""
+    """`leapformer_recurrent_step` of recurrent_step.c, or None if it is unavailable or turned off."""
     return _function("leapformer_recurrent_step")
 
 
 def slot_step() -> Callable[..., None] | None:
-    """`leapformer_slot_step` of slot_step.c, or None where it cannot be had or is turned off."""
+    """`leapformer_slot_step` of slot_step.c, or None if it is unavailable or turned off."""
     return _function("leapformer_slot_step")
 
 
@@ -91,7 +91,7 @@ def _function(name: str) -> Callable[..., None] | None:
 
 @contextmanager
 def turned_off() -> Iterator[None]:
-    """The steps in PyTorch in this thread while this holds, to compare."""
+    """Run the steps in PyTorch inside this context, in this thread, for comparisons."""
     token = _off.set(True)
     try:
         yield
@@ -101,10 +101,10 @@ def turned_off() -> Iterator[None]:
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """Compile, if this processor has not, and load; where that fails, the reason is logged once."""
+    """The library, compiled if the cache has none for this processor; None if that fails, which is logged once."""
     try:
         library = ctypes.CDLL(str(_compiled()))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: nobody has a home
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home directory
         logger.info("decoding step in PyTorch, since the one in C could not be compiled: %s", error)
         return None
     for name, arguments in _ARGUMENTS.items():
@@ -114,7 +114,7 @@ def load() -> ctypes.CDLL | None:
 
 
 def _compiled() -> Path:
-    """The shared library for these sources and this processor."""
+    """The path of the shared library for these sources and this processor; compiles it if it does not exist."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leapformer_fairseq"
     parts = [*(source.read_text() for source in SOURCES), *FLAGS, _processor()]
     identity = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -128,12 +128,12 @@ def _compiled() -> Path:
             built = Path(folder) / library.name
             command = [compiler, *FLAGS, *map(str, SOURCES), "-o", str(built), "-lm"]
             subprocess.run(command, check=True, capture_output=True, timeout=60)
-            built.replace(library)  # in one step: another process may be doing the same
+            built.replace(library)  # atomically: another process may be doing the same
     return library
 
 
 def _processor() -> str:
-    """What -march=native looks at, since a cache may be shared by different machines."""
+    """What -march=native depends on; part of the library's name, since different machines may share a cache."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")

@@ -1,12 +1,13 @@
 /* One decoding step of a linear mechanism over all rows and heads: map, forget, add to the state, read it, normalise.
  *
- * The same function as `LinearStep` in ../linear.py, which says what the numbers mean; plain C without headers of PyTorch, so it
- * compiles in a second and fits every version. All tensors are float32 and contiguous.
+ * Computes what `LinearStep` in ../linear.py computes in PyTorch; ../../kernels.py describes the options. Plain C
+ * without PyTorch's headers, so it compiles in a second and works with every version. All tensors are float32 and
+ * contiguous.
  *
- *   projected    (rows, stride) queries, with `update` keys, values [v, 1] and logits of gates, heads concatenated
+ *   projected    (rows, stride) queries and, with `update`, keys, values [v, 1] and gates' logits, heads concatenated
  *   state        (rows / shared, heads, features, values)
  *   networks     proportion networks of queries and keys, packed by ../linear.py, or NULL
- *   proportions  (rows), or NULL where there are networks or no reweighting
+ *   proportions  (rows), or NULL if there are networks or no reweighting
  *   rotation     (pairs, 2) cosine and sine, or NULL
  *   out          (rows, heads, values - 1)
  */
@@ -15,17 +16,17 @@
 
 #define MAX_DIM 1024
 
-static const float HALF_PI = 1.5707962512969971f; // rounded down, as right_angle() in reweighting.py
+static const float HALF_PI = 1.5707962512969971f; // rounded down, as by right_angle() in reweighting.py
 
 typedef struct {
     int32_t rows, heads, dim, values, shared, update;
     int32_t activation;      /* 0 relu, 1 elu + 1 */
     int32_t reweighted;      /* features are [x cos, x sin] */
     int32_t hidden;          /* width of the proportion networks; 0: one linear layer */
-    int32_t network_stride;  /* from one head's network to the next; 0: the heads share one */
-    int32_t pairs;           /* leading pairs of dimensions that are rotated for the values, not for the normalizer */
-    int32_t raw;             /* the networks read what was projected, not what was activated */
-    int32_t gate;            /* where in a projected row the gates' logits begin, one a head; 0: nothing decays */
+    int32_t network_stride;  /* from one head's network to the next; 0: all heads share one */
+    int32_t pairs;           /* leading pairs of dimensions that are rotated, except for the normalizer */
+    int32_t raw;             /* the networks read vectors before their activation */
+    int32_t gate;            /* first column of the gates' logits in a projected row, one per head; 0: no decay */
     float floor;
 } Sizes;
 

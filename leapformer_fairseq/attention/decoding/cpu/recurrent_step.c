@@ -1,9 +1,10 @@
-/* One decoding step of a recurrence over all rows and heads: map, forget, write, read, bring to unit size, let through.
+/* One decoding step of a recurrence over all rows and heads: map, forget, write, read, scale to unit RMS, gate.
  *
- * The same function as `write` and `read` of a NormedMechanism; ../../kernels.py says what the numbers mean. All
- * tensors are float32 and contiguous.
+ * Computes what `write` and `read` of a NormedMechanism compute; ../../kernels.py describes the options. All tensors
+ * are float32 and contiguous.
  *
- *   projected  (rows, stride) queries, with `update` keys and values, and logits where `Sizes` says, heads concatenated
+ *   projected  (rows, stride) queries and, with `update`, keys and values; logits at the columns given in
+ *              `RecurrentSizes`; heads concatenated
  *   rates      (heads)
  *   state      (rows / shared, heads, dim, values)
  *   out        (rows, heads, values)
@@ -15,13 +16,13 @@
 
 typedef struct {
     int32_t rows, heads, dim, values, shared, update;
-    int32_t features;  /* 0 q and k as they are; 1 silu of each, of length one; 2 silu(q) and what is forgotten;
-                          3 q and k, of length one */
-    int32_t gate, strength, output;  /* where in a row the logits of the first head begin; 0: there are none */
-    int32_t gates;     /* logits of the gate for each head: 1, or `dim` */
+    int32_t features;  /* 0: q and k; 1: silu(q) and silu(k) at length one; 2: silu(q), and for k the share that is
+                          forgotten; 3: q and k at length one */
+    int32_t gate, strength, output;  /* first columns of their logits in a projected row; 0: none */
+    int32_t gates;     /* gate logits per head: 1 or `dim` */
     int32_t swish;     /* the output gate is x sigmoid(x), not sigmoid(x) */
-    float scale;       /* of queries */
-    float floor;       /* at least so much is kept */
+    float scale;       /* factor of queries */
+    float floor;       /* the least share of the state that is kept */
     float most;        /* the highest strength */
 } RecurrentSizes;
 
@@ -45,7 +46,7 @@ static void scale_by(float *x, float factor, int count) {
     for (int i = 0; i < count; i++) x[i] *= factor;
 }
 
-/* Features of a query or, unless they are what is forgotten, of a key. */
+/* Features of a query, or of a key (not with features 2, where `forget` computes them). */
 static void map(const float *x, float *out, const RecurrentSizes *s) {
     const int count = s->dim;
     if (s->features == 1 || s->features == 2)
@@ -56,7 +57,7 @@ static void map(const float *x, float *out, const RecurrentSizes *s) {
     scale_by(out, 1 / sqrtf(sum_of_squares(out, count) + SHORTEST * SHORTEST), count);
 }
 
-/* The shares of the features that are kept and forgotten. */
+/* The shares of each feature that are kept and forgotten. */
 static void forget(const float *logits, float rate, float *restrict kept, float *restrict forgotten,
                    const RecurrentSizes *s) {
     const int different = logits ? s->gates : 1;
@@ -67,7 +68,7 @@ static void forget(const float *logits, float rate, float *restrict kept, float 
     for (int i = different; i < s->dim; i++) kept[i] = kept[0], forgotten[i] = forgotten[0];
 }
 
-/* `written` becomes what is missing: strength (v - k S), S being the state after it has decayed. */
+/* The delta rule: `written` becomes strength (v - k S), where S is the state after its decay. */
 static void correct(const float *restrict k, const float *restrict v, const float *restrict kept, float strength,
                     const float *restrict state, float *restrict written, const RecurrentSizes *s) {
     const int values = s->values;
@@ -107,15 +108,15 @@ void leapformer_recurrent_step(const RecurrentSizes *s, const float *projected, 
     float q[MAX_DIM], k[MAX_DIM], kept[MAX_DIM], forgotten[MAX_DIM], written[MAX_DIM];
     for (int row = 0; row < s->rows; row++) {
         for (int head = 0; head < s->heads; head++, out += values) {
-            const float *rows = projected + row * stride, *own_q = rows + head * dim, *own_k = own_q + s->heads * dim;
+            const float *rows = projected + row * stride, *raw_q = rows + head * dim, *raw_k = raw_q + s->heads * dim;
             const float *v = rows + 2 * s->heads * dim + head * values;
             float *kv = state + ((int64_t)(row / s->shared) * s->heads + head) * dim * values;
-            map(own_q, q, s);
+            map(raw_q, q, s);
             scale_by(q, s->scale, dim);
             if (s->update) {
                 forget(s->gate ? rows + s->gate + head * s->gates : 0, rates[head], kept, forgotten, s);
-                if (s->features == 1 || s->features == 3) map(own_k, k, s);
-                const float *key = s->features == 0 ? own_k : s->features == 2 ? forgotten : k;
+                if (s->features == 1 || s->features == 3) map(raw_k, k, s);
+                const float *key = s->features == 0 ? raw_k : s->features == 2 ? forgotten : k;
                 if (s->strength) {
                     correct(key, v, kept, s->most * sigmoid(rows[s->strength + head]), kv, written, s);
                     v = written;

@@ -1,13 +1,13 @@
-/* One decoding step over a memory of slots and all rows and heads: write a row into it, read it with a softmax.
+/* One decoding step over a memory of slots, for all rows and heads: write a row, then read with a softmax over slots.
  *
- * The same function as `MemoryStep` in ../slots.py, which says what the numbers mean. All tensors are float32 and
- * contiguous but for the strides given.
+ * Computes what `MemoryStep` in ../slots.py computes in PyTorch; ../../kernels.py describes the options. All tensors
+ * are float32, and contiguous except for the strides given.
  *
- *   projected  (rows, stride) queries, and where there is a control keys and values, heads concatenated
- *   control    what each row writes into the slots, (rows, heads, slots) by strides that may be 0; or NULL: only read
+ *   projected  (rows, stride) queries and, if there is a control, keys and values, heads concatenated
+ *   control    what each row writes into the slots, (rows, heads, slots), with strides that may be 0; NULL: only read
  *   keys       (rows / shared, heads, dim, slots)
  *   values     (rows / shared, heads, slots, value_dim)
- *   mass       how much is in the slots: if `summed` (rows / shared, heads, slots), or else (rows / shared, slots)
+ *   mass       of each slot: (rows / shared, heads, slots) if `summed`, otherwise (rows / shared, slots)
  *   out        (rows, heads, value_dim)
  */
 #include <float.h>
@@ -18,14 +18,14 @@
 
 typedef struct {
     int32_t rows, heads, dim, value_dim, slots, shared;
-    int32_t key, value;  /* where in a projected row the keys and the values of the first head begin */
-    int32_t summed;      /* the mass is the sum of the control, each head's own; or else it is given and stays */
-    int32_t normalized;  /* the sums are divided by the mass in each slot, which is at least `floor` */
-    int32_t masked;      /* slots without any mass are left out of the softmax */
+    int32_t key, value;  /* first columns of keys and values in a projected row */
+    int32_t summed;      /* the mass is the sum of the control over rows, per head; otherwise given and not changed */
+    int32_t normalized;  /* the sums in a slot are divided by its mass, or by `floor` if that is higher */
+    int32_t masked;      /* slots without mass are excluded from the softmax */
     float floor, scale;
 } SlotSizes;
 
-/* Products of the query and the sums of keys, after the row's own key was added. */
+/* Add the row's key to the sums of keys, then multiply these by the query. */
 static void logits_of(const float *restrict q, const float *restrict k, const float *restrict control,
                       float *restrict keys, float *restrict logits, const SlotSizes *s) {
     const int slots = s->slots;
@@ -40,7 +40,7 @@ static void logits_of(const float *restrict q, const float *restrict k, const fl
     }
 }
 
-/* The logits become the weights of the sums of values. */
+/* Replace the logits by the weights of the sums of values. */
 static void softmax(float *restrict logits, const float *restrict mass, const SlotSizes *s) {
     float highest = -FLT_MAX, total = 0;
     for (int j = 0; j < s->slots; j++) {
@@ -58,7 +58,7 @@ static void softmax(float *restrict logits, const float *restrict mass, const Sl
     }
 }
 
-/* The weighted sum of values, after the row's own was added. */
+/* Add the row's value to the sums of values, then compute their weighted sum. */
 static void read_values(const float *restrict weights, const float *restrict v, const float *restrict control,
                         float *restrict values, float *restrict out, const SlotSizes *s) {
     const int dim = s->value_dim;
@@ -78,13 +78,13 @@ void leapformer_slot_step(const SlotSizes *s, const float *projected, int64_t st
             const int64_t memory = (int64_t)(row / s->shared) * s->heads + head;
             const float *rows = projected + row * stride, *q = rows + head * s->dim;
             const float *k = rows + s->key + head * s->dim, *v = rows + s->value + head * s->value_dim;
-            const float *own = control ? control + row * row_stride + head * head_stride : 0;
+            const float *written = control ? control + row * row_stride + head * head_stride : 0;
             float *total = mass + (s->summed ? memory : row / s->shared) * s->slots;
-            if (own && s->summed)
-                for (int j = 0; j < s->slots; j++) total[j] += own[j];
-            logits_of(q, k, own, keys + memory * s->dim * s->slots, weights, s);
+            if (written && s->summed)
+                for (int j = 0; j < s->slots; j++) total[j] += written[j];
+            logits_of(q, k, written, keys + memory * s->dim * s->slots, weights, s);
             softmax(weights, total, s);
-            read_values(weights, v, own, values + memory * s->slots * s->value_dim,
+            read_values(weights, v, written, values + memory * s->slots * s->value_dim,
                         out + ((int64_t)row * s->heads + head) * s->value_dim, s);
         }
     }
