@@ -694,7 +694,7 @@ class TestTheFuzzerItself:
             fuzz(given(case=drawn(variants=LINEARS))(check_exactly))()
 
     def test_a_sum_in_half_precision_is_found(self, monkeypatch):
-        monkeypatch.setattr(linear, "accumulated", lambda x: x.to(torch.bfloat16).to(x.dtype))
+        monkeypatch.setattr(linear_base, "accumulated", lambda x: x.to(torch.bfloat16).to(x.dtype))
         fuzz = settings(max_examples=LOWER, **{**FUZZ, "phases": [Phase.generate]}, report_multiple_bugs=False)
         with pytest.raises(AssertionError):
             fuzz(given(case=drawn(least=1))(lambda case: check_in_precision(case, torch.float32)))()

@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from leapformer_fairseq.attention import CAUSAL, Carry, ChunkMask, PrefixMask, Projections, TokenInfo, step_of
-from leapformer_fairseq.attention.ops import entmax, linear
+from leapformer_fairseq.attention.linear import base as linear_base
+from leapformer_fairseq.attention.ops import entmax
 from leapformer_fairseq.attention.sparse.fitted import Fitted
 
 from .. import covering
@@ -327,6 +328,9 @@ class TestTheWatchItself:
             check_pass(built("relu", None)[0], "relu", None, "causal", "kept", False)
 
     def test_a_product_in_half_precision_is_noticed(self, monkeypatch):
-        monkeypatch.setattr(linear, "accumulated", lambda x: x.bfloat16())
+        monkeypatch.setattr(linear_base, "accumulated", lambda x: x)
+        monkeypatch.setattr(
+            linear_base.Features, "expanded", lambda self, real=linear_base.Features.expanded: real(self).bfloat16()
+        )
         with pytest.raises((AssertionError, RuntimeError)):
             test_sums_are_float32_whatever_the_inputs("relu", "causal", [(torch.bfloat16, "kept")])
