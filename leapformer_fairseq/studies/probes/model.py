@@ -39,16 +39,16 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """A pre-norm layer: self-attention, cross-attention if there is a source, and a feed-forward network."""
 
-    def __init__(self, own: Attention, cross: Attention | None = None) -> None:
+    def __init__(self, self_attention: Attention, cross: Attention | None = None) -> None:
         super().__init__()
-        self.own, self.cross = own, cross
+        self.self_attention, self.cross = self_attention, cross
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3))
         self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
 
     def forward(
         self, x: Tensor, self_mask: Mask, keep: Tensor | None = None, source: Tensor | None = None, seen: Mask = None
     ) -> Tensor:
-        x = x + self.own(self.norms[0](x), mask=self_mask, keep=keep)
+        x = x + self.self_attention(self.norms[0](x), mask=self_mask, keep=keep)
         if self.cross is not None:
             x = x + self.cross(self.norms[1](x), source, seen)
         return x + self.feed_forward(self.norms[2](x))
@@ -82,7 +82,7 @@ class ProbeModel(nn.Module):
     def asked(self) -> Attention:
         """The attention under test, in the first layer."""
         layer: Any = self.layers[0]
-        attention: Attention = layer.own if layer.cross is None else layer.cross
+        attention: Attention = layer.self_attention if layer.cross is None else layer.cross
         return attention
 
     def forward(self, batch: Batch) -> Tensor:
