@@ -1,4 +1,4 @@
-"""Can a mechanism serve here? What it can do is data; one function answers, and nobody else decides."""
+"""Where a mechanism is supported: its capabilities as data, and the one function that evaluates them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ NO_STATE = (
 
 @dataclass(frozen=True)
 class Context:
-    """What a model offers to its attention, beyond block and mask.
+    """How a model uses a mechanism, apart from block and mask.
 
-    length_known:    the target's length is known, or predicted, before it is written.
-    carry_width:     width of the carry that the encoder hands on to the decoder; None: none of its layers has one.
-    reruns_layers:   layers are run again in the backward pass (activation checkpointing).
-    source_streams:  target tokens are written while the source is still arriving.
-    source_in_parts: cross-attention gets the source in parts that are never encoded again.
-    target_length:   the longest target that will be read, where the model knows.
+    length_known:    the target's length is known, or predicted, before the target is generated.
+    carry_width:     width of the carry that the encoder passes to the decoder; None: the encoder has no carry.
+    reruns_layers:   the backward pass runs layers again (activation checkpointing).
+    source_streams:  target tokens are generated while the source is still arriving.
+    source_in_parts: cross-attention gets the source in parts, which are never encoded again.
+    target_length:   length of the longest target, if known.
     endless:         the state is carried over a text of any length.
-    incremental:     target tokens are written one after the other from a state.
+    incremental:     target tokens are generated one at a time from a state.
     """
 
     length_known: bool = False
@@ -41,27 +41,27 @@ class Context:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a mechanism with its options can do, and what it needs.
+    """What a mechanism, with its options, supports and needs.
 
-    unsupported:     reasons, each with its remedy, by block that it cannot serve.
+    unsupported:     block -> why it is not supported there, with the remedy.
     prefixes:        queries may see prefixes of a source, as in wait-k.
-    append:          keys may be appended to a state without changing what the earlier ones contributed.
-    incremental:     a token's output in a decoder does not depend on the tokens after it, so that it can be decoded.
-    missing:         what must be given before a model can use it, with the remedy; "" when nothing is missing.
-    normalized:      the weights of a query sum to one, unless it matches no key at all.
-    constant_state:  the size of the state does not depend on what was read.
+    append:          keys can be appended to a state without changing what earlier keys contributed.
+    incremental:     a decoder token's output does not depend on later tokens, so they can be generated one by one.
+    missing:         what a model must be given before it can use the mechanism, with the remedy; "" if nothing.
+    normalized:      the weights of a query sum to one, unless it matches no key.
+    constant_state:  the size of the state does not depend on the number of tokens read.
     needs_length:    the output depends on the lengths of the whole sequences.
-    length_remedy:   what to do in decoder blocks about a target's length that nobody knows; "" where one is set.
-    guesses_length:  a target's length that nobody tells follows from how much of it is written.
-    needs_inputs:    keys come with `TokenInfo.inputs`, the block's input before the projections.
-    needs_query_inputs: so do queries.
-    unused_projections: those of the block that it does not need; without q_proj queries are the keys, without k_proj
-                     keys are the values.
-    max_target:      the longest target that it can serve in a decoder, if there is a limit.
-    limit_options:   the flags that set this limit.
-    carry_width:     width of the carry that its layers hand on to each other (`TokenInfo.carry`); None: they have none.
-    carry_is_given:  a decoder's first layer needs the carry of the encoder.
-    carry_remedy:    what to do where there is no such carry.
+    length_remedy:   what to do in decoder blocks if the target's length is unknown; "" if the options provide one.
+    guesses_length:  an unknown target length is estimated from the number of tokens generated so far.
+    needs_inputs:    keys need `TokenInfo.inputs`, the block's input before the projections.
+    needs_query_inputs: queries need it, too.
+    unused_projections: projections of the block that are not used. Without q_proj the keys are also the queries,
+                     without k_proj the values are also the keys.
+    max_target:      length of the longest target that a decoder supports; None: no limit.
+    limit_options:   flags that set this limit.
+    carry_width:     width of the carry that its layers pass on (`TokenInfo.carry`); None: it has no carry.
+    carry_is_given:  the first layer of a decoder needs the encoder's carry.
+    carry_remedy:    what to do if there is no such carry.
     """
 
     unsupported: Mapping[str, str] = field(default_factory=dict)
@@ -85,19 +85,19 @@ class Capabilities:
 
     @property
     def keys_are_values(self) -> bool:
-        """One projection makes both keys and values."""
+        """Whether one projection computes both keys and values."""
         return "k_proj" in self.unused_projections
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """The blocks that it can serve."""
+        """The blocks in which the mechanism is supported."""
         return tuple(block for block in BLOCKS if block not in self.unsupported)
 
     def unsupported_reason(self, block: str | None, mask: Mask = None, context: Context | None = None) -> str | None:
-        """Why it cannot serve `block` with this mask, in one line with the remedy; None when it can.
+        """Why the mechanism is not supported in `block` with this mask, in one line with the remedy; None if it is.
 
-        Without a `block`, in use as a library, any block with such a mask will do. Without a `context` only block and
-        mask are looked at.
+        Without a `block` (use as a library), one block that can have this mask and supports the mechanism is enough.
+        Without a `context`, only block and mask are checked.
         """
         if block is None:
             reasons = [self.unsupported_reason(name, mask, context) for name in _blocks_with(mask)]
@@ -168,7 +168,7 @@ class Capabilities:
 
 
 def _blocks_with(mask: Mask) -> tuple[str, ...]:
-    """The blocks in which queries see this much."""
+    """The blocks that can have this mask."""
     if mask is None:
         return ENCODER_SELF, DECODER_CROSS
     if isinstance(mask, ChunkMask):

@@ -1,6 +1,6 @@
 """Descriptions of mechanisms, from which `decoding` chooses the fused step of one token.
 
-A mechanism returns one of these from `Mechanism.kernel`; it does not know how the step is computed.
+A mechanism returns one of them from `Mechanism.kernel`; it does not know how the step is computed.
 
 Shapes: B batch entries, H heads, n slots, l packed vectors, D head dimension, C width of the block's input.
 """
@@ -18,7 +18,7 @@ Affine = tuple[Tensor, Tensor]
 
 
 class Network(Protocol):
-    """A proportion network as kernels need it: the weights and biases of its layers, of each head or `shared`."""
+    """A proportion network, as kernels need it: weights and biases of its layers, `shared` by the heads or per head."""
 
     weights: nn.ParameterList
     biases: nn.ParameterList
@@ -26,7 +26,7 @@ class Network(Protocol):
 
 
 class Projections(NamedTuple):
-    """The projections of a block; `k` and `v` are None in cross-attention, whose keys are in the state already."""
+    """The projections of a block; `k` and `v` are None in cross-attention, whose keys are already in the state."""
 
     q: nn.Linear
     out: nn.Linear
@@ -36,13 +36,13 @@ class Projections(NamedTuple):
 
 @dataclass(frozen=True)
 class LinearKernel:
-    """A feature map: an activation, then the cosine reweighting or a rotation, if any; sums are normalized.
+    """A feature map: an activation, then cosine reweighting, a rotation or neither. Sums are divided by a normalizer.
 
-    floor:      the least value that sums are divided by.
-    networks:   the proportion networks of queries and of keys, applied to activated vectors, or to projected ones if
-                `raw`.
-    proportion: the proportions (B or 1,) of a position (from 1) in sequences of lengths (B,), or of unknown ones.
-    rotation:   the cosine and sine of each leading pair of dimensions, (pairs, 2), at a position. The normalizer uses
+    floor:      lower bound of the normalizer.
+    networks:   proportion networks of queries and of keys. They read activated vectors, or, if `raw`, projected ones.
+    proportion: maps a position (from 1) and the lengths (B,) of the sequences, None if unknown, to proportions (B or
+                1,).
+    rotation:   maps a position to cosine and sine for each leading pair of dimensions, (pairs, 2). The normalizer uses
                 the features before the rotation.
     gate:       the forget gate of each head, G = H.
     """
@@ -61,18 +61,18 @@ FEATURES = ("plain", "direction", "forgotten", "unit")  # numbered as in recurre
 
 @dataclass(frozen=True)
 class RecurrentKernel:
-    """A recurrence without a normalizer, with log-decays g = -rate softplus(logit), read at unit RMS.
+    """A recurrence without a normalizer, with log-decays g = -rate softplus(logit); outputs are scaled to unit RMS.
 
-    features:    plain: q and k; direction: silu(q) and silu(k) at length one; unit: q and k at length one; forgotten:
-                 silu(q), and for k the share that the gate forgets.
-    rates:       (H,), the factor of each head's log-decays.
-    gate:        of each head or each feature, G = H or H D; None: g = -rate for every token.
-    floor:       a token keeps floor + (1 - floor) e^g of the state.
+    features:    plain: q and k; direction: silu(q) and silu(k), scaled to length one; unit: q and k, scaled to length
+                 one; forgotten: silu(q), and for k the fraction that the gate forgets.
+    rates:       (H,), the rate of each head.
+    gate:        gates per head or per feature, G = H or H D; None: g = -rate for every token.
+    floor:       each token multiplies the state by floor + (1 - floor) e^g.
     strength:    weight (H, C) of the logits of the delta rule's strengths; None: values are added.
-    most:        strengths are most sigmoid(logit).
+    most:        strengths are most * sigmoid(logit).
     output:      weight (H D, C) of the output gate's logits; None: no output gate.
-    swish:       whether the output gate is logit * sigmoid(logit), not sigmoid(logit).
-    convolution: `ShortConvolution.step` of queries, keys and values, before all this.
+    swish:       whether the output gate is logit * sigmoid(logit) instead of sigmoid(logit).
+    convolution: `ShortConvolution.step`, applied to queries, keys and values first.
     """
 
     features: Literal["plain", "direction", "forgotten", "unit"]
@@ -89,9 +89,9 @@ class RecurrentKernel:
 class Reading(NamedTuple):
     """How a memory of slots is read, given the mass of each slot.
 
-    summed:     the mass is the sum of the control, (B, H, n), to which each token adds; otherwise it is given, (B, n).
-    normalized: sums in the slots are divided by the mass, by at least `floor`.
-    masked:     slots without mass are left out of the softmax.
+    summed:     the mass is the running sum of the control, (B, H, n); otherwise it is given, (B, n).
+    normalized: the sums in the slots are divided by the mass, clamped from below by `floor`.
+    masked:     slots without mass are excluded from the softmax.
     """
 
     summed: bool
@@ -102,11 +102,11 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class SlotKernel:
-    """A memory that is a sum over the keys (ABC), and its control. A kernel that only reads needs no control.
+    """A memory of sums over the keys (ABC), and its control. Cross-attention only reads, and needs no control.
 
-    positional: the control of a token depends on its position alone.
-    weight:     W (H n, C) of the logits W x, if the control is a function of the block's input x.
-    alpha:      that function: the control, given the logits.
+    positional: the control of a token depends only on its position.
+    weight:     W (H n, C), if the control is computed from logits W x of the block's input x.
+    alpha:      maps these logits to the control.
     """
 
     reading: Reading
@@ -117,11 +117,12 @@ class SlotKernel:
 
 @dataclass(frozen=True)
 class PackedKernel:
-    """Luna: keys are written into slots by their similarity to the packed sequence; unpacking only reads.
+    """Luna: keys are written into slots by their similarity to the packed sequence. Cross-attention only reads.
 
-    alpha: how strongly tokens (B, H, 1, D), as projected to write, are written, given pseudo-queries (B, H, l, D).
-    write: the projection that writes, if the mechanism has its own; otherwise that of the keys does.
-    raw:   keys are the block's input as it is.
+    alpha: maps tokens (B, H, 1, D), projected for writing, and pseudo-queries (B, H, l, D) to how strongly each token
+           is written into each slot, (B, H, 1, l).
+    write: the projection for writing, if the mechanism has one; otherwise the key projection is used.
+    raw:   keys are the block's input itself.
     """
 
     alpha: Callable[[Tensor, Tensor], Tensor]

@@ -1,4 +1,4 @@
-"""Which keys a query may see: prefixes (causal, wait-k), chunks (streaming encoders), or, with None, all of them.
+"""Which keys a query sees: a prefix (causal, wait-k), chunks (streaming encoders), or, with None, all of them.
 
 Shapes: T queries, S keys.
 """
@@ -32,19 +32,19 @@ class PrefixMask:
 
     @property
     def shared(self) -> int:
-        """Number of keys (before the limit S) that every query sees; query t sees `ratio * (t + 1)` more."""
+        """Number of keys (not limited to S) that every query sees; query t sees `ratio * (t + 1)` more."""
         return (self.lagging - 1) * self.ratio
 
     def growing(self, queries: int, keys: int) -> int:
-        """How many queries see more keys than the query before them; those that follow see all keys."""
+        """Number of queries that see more keys than the query before them; all later queries see all keys."""
         return min(queries, -(-max(0, keys - self.shared) // self.ratio))
 
     def after(self, queries: int) -> PrefixMask:
-        """The same schedule for what follows the first `queries` queries."""
+        """The same mask for the queries that follow the first `queries`."""
         return replace(self, lagging=self.lagging + queries)
 
     def count(self, query: int, keys: int) -> int:
-        """g(t) of one query."""
+        """Number of keys that a query sees, g(t)."""
         return min(keys, self.ratio * (query + self.lagging))
 
     def mask(self, queries: int, keys: int, device: torch.device | None = None) -> Tensor:
@@ -58,13 +58,13 @@ CAUSAL = PrefixMask()
 
 @dataclass(frozen=True)
 class ChunkMask:
-    """Self-attention of a streaming encoder: a query sees its own chunk and what the chunks before it left.
+    """Self-attention of a streaming encoder: a query sees its own chunk, its look-ahead, and earlier chunks.
 
-    size:  tokens of a chunk; with 1 it is causal attention.
-    ahead: look-ahead, further tokens that are read with a chunk. The sequence holds copies of them, `size` + `ahead`
-           tokens a chunk, which no other chunk sees.
-    past:  tokens before a chunk that are still seen where each is kept (softmax); None is all of them. Mechanisms with
-           a state of constant size always see all that was written.
+    size:  tokens of a chunk; 1 without look-ahead is causal attention.
+    ahead: look-ahead, additional tokens read with each chunk. The sequence contains copies of them, `size` + `ahead`
+           tokens per chunk; a copy is seen only by its own chunk.
+    past:  number of tokens before a chunk that it sees, for mechanisms that keep every token (softmax); None: all.
+           Mechanisms with a state of constant size always see everything written.
     """
 
     size: int = 1
@@ -79,15 +79,15 @@ class ChunkMask:
 
     @property
     def tokens(self) -> int:
-        """Tokens that are read together."""
+        """Tokens read together: a chunk and its look-ahead."""
         return self.size + self.ahead
 
     def with_all_past(self) -> ChunkMask:
-        """The same for a mechanism with a state, which keeps all that was written."""
+        """The same mask without a limit on the past, for a mechanism whose state keeps everything written."""
         return replace(self, past=None)
 
     def own(self, count: int, device: torch.device | None = None) -> Tensor:
-        """True at the tokens themselves, False at copies of those ahead, (T,)."""
+        """True at the tokens of chunks, False at copies for look-ahead, (T,)."""
         return torch.arange(count, device=device) % self.tokens < self.size
 
     def mask(self, queries: int, keys: int, device: torch.device | None = None) -> Tensor:
@@ -105,12 +105,12 @@ Mask = PrefixMask | ChunkMask | None
 
 
 def seen(mask: Mask, queries: int, keys: int) -> int:
-    """How many of the first keys any of these queries sees."""
+    """The number of keys, from the first, that at least one of these queries sees."""
     return mask.count(queries - 1, keys) if isinstance(mask, PrefixMask) else keys
 
 
 def visible(mask: Mask, queries: int, keys: int, device: torch.device | None = None) -> Tensor:
-    """How many keys each query sees, (T,): the first ones, so that chunks must have no look-ahead."""
+    """How many keys each query sees, (T,), always the first ones; so chunks must have no look-ahead."""
     if mask is None:
         return torch.full((queries,), keys, device=device)
     query = torch.arange(queries, device=device)
@@ -120,7 +120,7 @@ def visible(mask: Mask, queries: int, keys: int, device: torch.device | None = N
 
 
 def with_state(mask: Mask) -> Mask:
-    """The mask for a mechanism that keeps all that was written: chunks of one token are causal attention."""
+    """The mask for a mechanism whose state keeps everything written. Chunks of one token become causal."""
     if not isinstance(mask, ChunkMask):
         return mask
     return CAUSAL if mask.tokens == 1 else mask.with_all_past()

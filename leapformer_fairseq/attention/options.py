@@ -10,10 +10,10 @@ from .capabilities import BLOCKS
 
 
 class Option(NamedTuple):
-    """One option of a mechanism: the Python name (`leap_factor` becomes the flag `--leap-factor`), default and help.
+    """An option of a mechanism: its Python name (`leap_factor` becomes the flag `--leap-factor`), default and help.
 
-    `choices` lists the values of an option that has only some; a number is `least` or more, or is greater than `above`.
-    `without_encoder` is the default in a model that has no encoder, where that differs.
+    `choices` lists the allowed values; empty: any. A number must be at least `least` and greater than `above`, where
+    these are given. `without_encoder` is the default in models without an encoder, where it differs.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Option(NamedTuple):
         return "--" + self.name.replace("_", "-")
 
     def check(self, value: Any) -> None:
-        """Raise LeapformerError for a value that is none of the choices, or no number that the option takes."""
+        """Raise LeapformerError for a value that is not among the choices, not a number, or too small."""
         if self.choices and value not in self.choices:
             raise LeapformerError(f"{self.flag} {value!r}: choose from: {', '.join(self.choices)}")
         if isinstance(self.default, (int, float)) and (not isinstance(value, (int, float)) or math.isnan(value)):
@@ -41,7 +41,10 @@ class Option(NamedTuple):
 
 
 def per_block(flag: str, value: str | int, block: str | None, least: int) -> int:
-    """The number that holds in `block` (without one: the first) of an option such as 8 or 32/8/32."""
+    """The number for `block` in an option such as 8 or 32/8/32; without a block, the first.
+
+    Raises LeapformerError unless there are one or three whole numbers, each at least `least`.
+    """
     try:
         numbers = [int(number) for number in str(value).split("/")]
     except ValueError:

@@ -1,4 +1,4 @@
-"""The register of attention mechanisms and of their options; command-line flags, tests and docs are read off it."""
+"""The registry of attention mechanisms and their options; command-line flags, tests and docs are generated from it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ M = TypeVar("M", bound=type[Mechanism])
 
 
 def register(name: str, *options: Option) -> Callable[[M], M]:
-    """Class decorator that makes a mechanism known under `name` with its `options`.
+    """Class decorator that registers a mechanism under `name` with its `options`.
 
-    Two mechanisms may share an option only if they declare it identically. Raises LeapformerError when the name is
-    taken or an option is declared differently.
+    Mechanisms may share an option if they declare it identically. Raises LeapformerError if the name is taken or an
+    option is declared differently.
     """
 
     def add(cls: M) -> M:
@@ -43,7 +43,7 @@ def register(name: str, *options: Option) -> Callable[[M], M]:
 
 
 def find(name: str) -> type[Mechanism]:
-    """The class of a mechanism; an unknown name raises LeapformerError with those like it."""
+    """The class of the mechanism `name`. Raises LeapformerError, with similar names, if there is none."""
     if name not in MECHANISMS:
         near = suggestion(name, MECHANISMS)
         raise LeapformerError(f"unknown attention mechanism {name!r}; {near}`leapformer list` shows all")
@@ -60,7 +60,13 @@ def build(
     input_dim: int | None = None,
     **options: Any,
 ) -> Mechanism:
-    """A mechanism by name. Options not given take their defaults; an unknown one or block raises LeapformerError."""
+    """Create the mechanism `name` with `num_heads` heads of width `head_dim`.
+
+    `dropout` is the probability of dropping a weight in training, for mechanisms that have dropout. `block`, one of
+    `BLOCKS`, is where the mechanism will be used; None: as a library. `input_dim` is the width of the keys' inputs
+    (default: that of all heads). `options` that are not given take their defaults. Raises LeapformerError for an
+    unknown name, block or option, and for a value that is not allowed.
+    """
     cls = find(name)
     if block is not None and block not in BLOCKS:
         raise LeapformerError(f"block {block!r} is unknown; choose from: {', '.join(BLOCKS)}, or None")

@@ -1,4 +1,4 @@
-"""What attention knows of the tokens of a batch beyond queries, keys and values.
+"""What attention knows about the tokens of a batch, besides queries, keys and values.
 
 Shapes: B batch, T tokens, C width of the block's input. Keep masks are True at real tokens (fairseq's padding masks
 are the opposite).
@@ -14,17 +14,17 @@ from torch import Tensor
 
 
 class Carry(NamedTuple):
-    """What layers hand on to each other beside their output: l vectors per sequence.
+    """What a layer passes to the next besides its output: l vectors per sequence.
 
     values: (B, l, C).
-    keep:   (B, l), False for vectors that are not in use; None: all are.
+    keep:   (B, l), False for vectors that are not in use; None: all are in use.
     """
 
     values: Tensor
     keep: Tensor | None = None
 
     def for_batch(self, size: int) -> Carry:
-        """One for each of `size` batch entries: sentences, or hypotheses of them side by side."""
+        """The carry for `size` batch entries: one for each sentence, or several neighbours, its hypotheses."""
         count = len(self.values)
         if count == size:
             return self
@@ -37,13 +37,13 @@ class Carry(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenInfo:
-    """One side of an attention.
+    """The tokens of one side: queries or keys.
 
-    positions: (B or 1, T), from 1 for the first real token, so left padding does not shift a sequence.
-    lengths:   (B or 1,) lengths of the whole sequences, true or predicted; None while a sequence is being written.
-    keep:      (B, T), True at real tokens; None: all are.
-    inputs:    (B, T, C), what was projected to queries and keys, for mechanisms that ask for it.
-    carry:     what the layer before handed on, for mechanisms that have a carry.
+    positions: (B or 1, T), 1 at the first real token, so left padding does not shift a sequence.
+    lengths:   (B or 1,), lengths of the whole sequences, true or predicted; None if unknown, as in generation.
+    keep:      (B, T), True at real tokens; None: no padding.
+    inputs:    (B, T, C), the block's input before the projections, for mechanisms that need it.
+    carry:     what the previous layer passed on, for mechanisms that have a carry.
     """
 
     positions: Tensor
@@ -61,38 +61,38 @@ class TokenInfo:
 
     @classmethod
     def following(cls, seen: Tensor, count: int, keep: Tensor | None = None) -> TokenInfo:
-        """`count` more tokens of sequences of unknown length of which `seen`, (B or 1,), real tokens came before."""
+        """The next `count` tokens, after `seen` (B or 1,) real tokens, of sequences of unknown length."""
         columns = torch.ones(1, count, dtype=torch.long, device=seen.device) if keep is None else keep.long()
         return cls(seen.unsqueeze(1) + columns.cumsum(1), None, keep)
 
     def of_length(self, lengths: Tensor | None) -> TokenInfo:
-        """The same tokens for a block that knows other lengths, (B or 1,): predicted ones, or none."""
+        """The same tokens with other lengths (B or 1,), predicted ones, or None."""
         return replace(self, lengths=lengths)
 
     def without_lengths(self) -> TokenInfo:
-        """The same tokens for a block that must not know how long the sequence will become."""
+        """The same tokens for a block that must not know how long the sequence becomes."""
         return self.of_length(None)
 
     def inputs_or(self, k: Tensor) -> Tensor:
-        """What controls and gates read, (B, T, C): the block's input or, as a library, the keys of all heads."""
+        """What controls and gates read, (B, T, C): the block's input, or in library use the keys k of all heads."""
         return k.transpose(1, 2).flatten(2) if self.inputs is None else self.inputs.to(k.dtype)
 
     def cleared(self) -> TokenInfo:
-        """The same with zeros for the inputs of padding."""
+        """The same tokens with zeros as the inputs of padding."""
         if self.inputs is None or self.keep is None:
             return self
         return replace(self, inputs=self.inputs.where(self.keep.unsqueeze(-1), 0))
 
     def reversed(self) -> TokenInfo:
-        """The same columns from the last to the first."""
+        """The columns in reverse order."""
         keep, inputs = (None if x is None else x.flip(1) for x in (self.keep, self.inputs))
         return replace(self, positions=self.positions.flip(1), keep=keep, inputs=inputs)
 
     def folded(self, shared: int) -> TokenInfo:
-        """The tokens of `shared` neighbouring batch entries as tokens of one, entry after entry."""
+        """The tokens of `shared` neighbouring batch entries, one after the other, as tokens of a single entry."""
 
         def neighbours(x: Tensor) -> Tensor:
-            """(B shared, ..) to (B, shared, ..), also of one batch entry that stands for all."""
+            """(B * shared, ..) to (B, shared, ..); a single entry stands for all and becomes (1, shared, ..)."""
             alone = type(x.shape[0]) is int and x.shape[0] == 1  # in a graph the batch size is symbolic
             return x.unsqueeze(1).expand(-1, shared, *x.shape[1:]) if alone else x.unflatten(0, (-1, shared))
 
@@ -102,7 +102,7 @@ class TokenInfo:
         return replace(self, positions=positions, lengths=lengths, inputs=inputs)
 
     def narrow(self, start: int, stop: int) -> TokenInfo:
-        """Columns `start` to `stop`."""
+        """Columns [start, stop)."""
         columns = slice(start, stop)
         keep, inputs = (None if x is None else x[:, columns] for x in (self.keep, self.inputs))
         return replace(self, positions=self.positions[:, columns], keep=keep, inputs=inputs)

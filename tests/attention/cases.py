@@ -102,6 +102,8 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
             "segment_tokens": 64,
             "segment_slot_tokens": 64,
             "least_segment": 1,
+            "states_in_turn": 1,  # and what a GPU does otherwise
+            "looks": False,
         },
     ),
 }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from leapformer_fairseq.attention import CAUSAL, PrefixMask, TokenInfo, build
 from leapformer_fairseq.attention.linear.reweighting import CosReweighted
-from leapformer_fairseq.attention.ops import dispatch
+from leapformer_fairseq.attention.ops import dispatch, linear
 from leapformer_fairseq.support.errors import LeapformerError
 
 from ..covering import covering
@@ -327,3 +327,28 @@ def test_kv_cache_grows_in_steps_and_holds_what_it_was_given():
     _, cache = steps(mechanism, (q, k, v), rows)
     assert cache.count == 20 and cache.k.shape[2] < 40 and cache.k.shape[3] == DIM
     assert torch.equal(cache.k[:, :, :20], k) and torch.equal(cache.v[:, :, :20], v)
+
+
+@pytest.mark.parametrize("kind", ["none", "one factor", "factors", "matrix"])
+@pytest.mark.parametrize("blocks", [1, 2, 5, 17])
+@pytest.mark.parametrize("backward", [False, True])
+def test_states_in_groups(kind: str, blocks: int, backward: bool) -> None:
+    """The states of a plain loop, in a number of calls that grows with the root of the number of blocks."""
+    own, first = torch.randn(3, blocks, 4, 5, dtype=torch.float64), torch.randn(3, 4, 5, dtype=torch.float64)
+    shapes = {"one factor": (1, 1), "factors": (4, 1), "matrix": (4, 4)}
+    transition = None if kind == "none" else torch.randn(3, blocks, *shapes[kind], dtype=torch.float64) / 2
+    state, before = first, [torch.empty(0)] * blocks
+    for i in reversed(range(blocks)) if backward else range(blocks):
+        before[i] = state
+        step = 1 if transition is None else transition[:, i]
+        state = (step @ state if kind == "matrix" else step * state) + own[:, i]
+    with dispatch.override(states_in_turn=0):
+        arrived, after = linear.states(transition, own, first, backward)
+    assert difference([arrived, after], [torch.stack(before, 1), state]) < 1e-12
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 23])
+def test_running_sums_in_parts(count: int) -> None:
+    x = torch.randn(2, 3, count, 4, dtype=torch.float64)
+    with dispatch.override(states_in_turn=1, chunk=4):
+        assert difference([linear.running_sums(x)], [x.cumsum(2)]) < 1e-12

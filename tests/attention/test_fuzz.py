@@ -132,7 +132,6 @@ ALIGNED = {
 LAYOUTS = ("contiguous", "time first", "packed", "expanded", "every second")
 PADDING = (None, "all real", "left", "right", "one empty")
 SIDES = ("q", "k", "v", "inputs", "carry")
-HALF = (torch.bfloat16, torch.float16)
 FUZZ = {
     "deadline": None,
     "derandomize": True,
@@ -263,6 +262,9 @@ def drawn(draw, kinds=("all", "causal", "wait-k", "chunks"), variants=tuple(KIND
             "segment_tokens": draw(st.sampled_from([1, 20, 64, 300])),
             "kept_segment": draw(st.sampled_from([1, 20, 64, 10**6])),
             "least_segment": draw(st.sampled_from([1, 3, 20])),
+            "states_in_turn": draw(st.sampled_from([1, 3, 10**9])),
+            "window": draw(small),
+            "looks": draw(st.booleans()),
         },
         seed=draw(st.integers(0, 2**20)),
     )
@@ -442,23 +444,21 @@ def check_alone(case: Drawn, numbers: Numbers, expected: Tensor) -> None:
         assert apart(out[0].detach(), expected[i, :, columns]) < 1e-11 * scale(expected), f"alone, {i} in {case}"
 
 
-def check_in_precision(case: Drawn, dtype: torch.dtype, half_operands: bool) -> None:
-    half_operands = half_operands and not isinstance(case.mask, ChunkMask)  # test_meta.py has what is wrong there
+def check_in_precision(case: Drawn, dtype: torch.dtype) -> None:
     numbers = Numbers(case)
     numbers.rounded(dtype)
     expected, plain = numbers.run("reference"), numbers.run("reference", dtype)
-    bounds = {"half_operands": half_operands} if dtype in HALF else {}
     unit = torch.finfo(dtype).eps * max(map(scale, expected.values()))
     for way in WAYS:
-        got = numbers.run(way, dtype, **bounds)
+        got = numbers.run(way, dtype)
         # What is computed again starts, as in FlashAttention, from the output as it was rounded.
-        rounds = way == "again" or half_operands
+        rounds = way == "again"
         in_segments = WAYS[way][0] == "scan"  # autograd adds their gradients of a parameter in its precision
         for name, x in expected.items():
             rounded = rounds or (in_segments and name not in {"output", *SIDES})
             floor = unit * (64 if dtype == torch.float32 else 12 if rounded else 1)
             error, allowed = apart(got[name], x), 2 * apart(plain[name], x) + floor
-            assert error <= allowed, f"{way} {dtype} {bounds}, {name}: {error} > {allowed} in {case}"
+            assert error <= allowed, f"{way} {dtype}, {name}: {error} > {allowed} in {case}"
 
 
 def check_arriving(case: Drawn, cuts: list[int]) -> None:
@@ -581,10 +581,9 @@ def test_every_way_is_the_same_function(case):
 @given(
     case=drawn(least=1, variants=[i for i in KINDS if i not in PATTERNS]),  # an edge may be there or not by rounding
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
-    half_operands=st.booleans(),
 )
-def test_errors_in_lower_precision_are_those_of_the_plain_reference(case, dtype, half_operands):
-    check_in_precision(case, dtype, half_operands)
+def test_errors_in_lower_precision_are_those_of_the_plain_reference(case, dtype):
+    check_in_precision(case, dtype)
 
 
 CUTS = st.lists(st.one_of(st.integers(1, 10), st.integers(1, LONGEST)), max_size=6)
@@ -689,7 +688,8 @@ class TestTheFuzzerItself:
     @pytest.mark.parametrize("bug", BUGS)
     def test_an_injected_bug_is_found(self, bug, monkeypatch):
         monkeypatch.setattr(*BUGS[bug])
-        fuzz = settings(max_examples=EXACT, **{**FUZZ, "phases": [Phase.generate]}, report_multiple_bugs=False)
+        # It ends with the first example that shows the bug, and what is drawn depends on the modules that are loaded.
+        fuzz = settings(max_examples=10 * EXACT, **{**FUZZ, "phases": [Phase.generate]}, report_multiple_bugs=False)
         with pytest.raises((AssertionError, RuntimeError)):
             fuzz(given(case=drawn(variants=LINEARS))(check_exactly))()
 
@@ -697,7 +697,7 @@ class TestTheFuzzerItself:
         monkeypatch.setattr(linear, "accumulated", lambda x: x.to(torch.bfloat16).to(x.dtype))
         fuzz = settings(max_examples=LOWER, **{**FUZZ, "phases": [Phase.generate]}, report_multiple_bugs=False)
         with pytest.raises(AssertionError):
-            fuzz(given(case=drawn(least=1))(lambda case: check_in_precision(case, torch.float32, False)))()
+            fuzz(given(case=drawn(least=1))(lambda case: check_in_precision(case, torch.float32)))()
 
     def test_a_step_that_counts_from_zero_is_found(self, monkeypatch):
         real = LinearStep.attend

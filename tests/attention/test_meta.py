@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from leapformer_fairseq.attention import CAUSAL, Carry, ChunkMask, PrefixMask, Projections, TokenInfo, step_of
-from leapformer_fairseq.attention.ops import dispatch, entmax, linear
+from leapformer_fairseq.attention.ops import entmax, linear
 from leapformer_fairseq.attention.sparse.fitted import Fitted
 
 from .. import covering
@@ -24,7 +24,6 @@ from .cases import (
     CONSTANT,
     DIM,
     HEADS,
-    LINEAR,
     NAMES,
     OPTIONS,
     RECURRENT,
@@ -34,7 +33,6 @@ from .cases import (
     build,
     inputs,
     make,
-    serving,
 )
 
 BATCH, COUNT, WIDTH = 2, 8, HEADS * DIM  # chunks: two of four tokens
@@ -258,11 +256,11 @@ class Products(TorchDispatchMode):
         return out
 
 
-def products(mechanism, dtype, mask, way, autocast=None, half=False):
+def products(mechanism, dtype, mask, way, autocast=None):
     torch.manual_seed(1)
     queries, keys = (24, 24) if mask == CAUSAL or isinstance(mask, ChunkMask) else (24, 40)
     leaves = [x.requires_grad_() for x in inputs(queries, keys, dtype=dtype)]
-    with Products() as found, dispatch.override(half_operands=half):
+    with Products() as found:
         with torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
             out = attend(mechanism, *leaves, mask=mask, way=way, chunk=4)
         out.backward(torch.ones_like(out))
@@ -282,25 +280,15 @@ HALVES = list(product((torch.bfloat16, torch.float16), WAYS))
 
 @pytest.mark.parametrize(("name", "mask", "passes"), in_turn(SERVED, HALVES))
 def test_sums_are_float32_whatever_the_inputs(name, mask, passes):
-    """Also where operands are kept in half precision: on a CPU they are widened for the product itself."""
     for dtype, way in passes:
-        for half in (False, True) if mask != "chunks" else (False,):  # see below
-            seen = products(make(name).to(dtype), dtype, MASKS[mask], way, half=half)
-            assert seen and all(out in summed(name, way) for *_, out in seen), (dtype, way, half, seen)
+        seen = products(make(name).to(dtype), dtype, MASKS[mask], way)
+        assert seen and all(out in summed(name, way) for *_, out in seen), (dtype, way, seen)
 
 
 def summed(name, way):
     """The precisions of sums: a recurrence's reference is in float64."""
     exact = {torch.float64} if name in RECURRENT and way == "reference" else set()
     return {torch.float32} | exact
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", serving(ChunkMask(4, 2), LINEAR))
-def test_chunks_with_half_operands(name, dtype):
-    """What a streaming encoder in half precision does on a GPU, where `half_operands` is the default."""
-    seen = products(make(name).to(dtype), dtype, ChunkMask(4, 2), "kept", half=True)
-    assert seen and all(out == torch.float32 for *_, out in seen), seen
 
 
 @pytest.mark.parametrize(("name", "mask", "passes"), in_turn(SERVED, HALVES))
@@ -310,25 +298,6 @@ def test_autocast_changes_no_product(name, mask, passes):
         plain = products(mechanism, torch.float32, MASKS[mask], way)
         assert products(mechanism, torch.float32, MASKS[mask], way, autocast) == plain, way
         assert all(len(dtypes) == 1 and dtypes <= summed(name, way) for _, dtypes, _ in plain), way
-
-
-@pytest.mark.parametrize(("name", "mask"), [x for x in SERVED if x.values[0] in LINEAR and x.values[1] != "chunks"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_operands_stay_half_where_the_device_multiplies_them(name, mask, dtype, monkeypatch):
-    """What `linear.product` gets is what a GPU would multiply: with `half_operands` its large factors are half."""
-    seen, real = [], linear.product
-
-    def product(a, b):
-        seen.append({a.dtype, b.dtype})
-        return real(a, b)
-
-    monkeypatch.setattr(linear, "product", product)
-    for half, wanted in ((True, {dtype}), (False, {torch.float32})):
-        seen.clear()
-        products(make(name).to(dtype), dtype, MASKS[mask], "kept", half=half)
-        assert wanted in seen, (half, seen)
-        if not half:
-            assert all(dtypes == {torch.float32} for dtypes in seen)
 
 
 class TestTheWatchItself:

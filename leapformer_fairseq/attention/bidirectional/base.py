@@ -1,4 +1,4 @@
-"""Mechanisms of encoder self-attention that need the whole sequence, the baselines of Long Range Arena among them.
+"""Mechanisms for encoder self-attention that need the whole sequence, among them the baselines of Long Range Arena.
 
 Shapes: B batch, H heads, T tokens, D head dimension, E value dimension.
 """
@@ -25,8 +25,8 @@ WHOLE = "it reads the whole sequence at once, so that nothing can be decoded wit
 class Bidirectional(Mechanism):
     """Attention without a state: a subclass implements `_ordered_weights`, and `_attended` for speed.
 
-    Both are given tokens in order, padding last, so that a sequence gives the same in any batch. Queries are the first
-    of the tokens, or all.
+    Both get the real tokens in order and padding last, so a sequence's output does not depend on its batch. Queries are
+    all tokens, or the first ones.
     """
 
     capabilities = Capabilities(
@@ -39,10 +39,10 @@ class Bidirectional(Mechanism):
 
     @abstractmethod
     def _ordered_weights(self, q: Tensor, k: Tensor, lengths: Tensor, dropout: float) -> Tensor:
-        """What every token contributes to every other, (B, H, T, T), in sequences of `lengths`, (B or 1,)."""
+        """Weights (B, H, T, T) of all keys for all queries, in sequences of `lengths` (B or 1,) real tokens."""
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
-        """Output (B, H, T, E)."""
+        """The output (B, H, T, E)."""
         return self._ordered_weights(q, k, lengths, self.dropping()) @ v
 
     def init_state(
@@ -55,9 +55,9 @@ class Bidirectional(Mechanism):
         if key.keep is None:
             return self._ordered_weights(q, k, lengths, dropout)[:, :, :queries]
         order = real_first(key.keep)
-        found = self._ordered_weights(in_order(q, order), in_order(k, order), lengths, dropout)
+        weights = self._ordered_weights(in_order(q, order), in_order(k, order), lengths, dropout)
         back = order.argsort(dim=1)
-        return in_order(in_order(found, back).mT, back).mT[:, :, :queries]
+        return in_order(in_order(weights, back).mT, back).mT[:, :, :queries]
 
     def _in_segments(self, x: Inputs) -> Tensor:
         with without_autocast(x.q.device):
@@ -72,7 +72,7 @@ class Bidirectional(Mechanism):
             return out[:, :, : x.q.shape[2]].to(x.v.dtype)
 
     def _self_attention(self, q: Tensor, k: Tensor, key: TokenInfo) -> tuple[Tensor, Tensor]:
-        """A query for every key, and the real tokens of each sequence, (B or 1,)."""
+        """Queries, padded with zeros to one for each key, and the number of real tokens of each sequence, (B or 1,)."""
         queries, keys = q.shape[2], k.shape[2]
         if queries > keys:
             raise LeapformerError(
@@ -83,5 +83,5 @@ class Bidirectional(Mechanism):
 
 
 def real(lengths: Tensor, count: int) -> Tensor:
-    """True at the real ones of `count` tokens, (B or 1, T)."""
+    """True at the first `lengths` (B or 1,) of `count` tokens, (B or 1, T)."""
     return torch.arange(count, device=lengths.device) < lengths.unsqueeze(1)

@@ -1,6 +1,8 @@
 """Softmax over keys that are chosen by position: only their scores are computed.
 
-Shapes: B batch, H heads, T tokens, D head dimension, E value dimension, z tokens of a block, N blocks, m units chosen.
+Keys are chosen in units, for each block of queries.
+
+Shapes: B batch, H heads, T tokens, D head dimension, E value dimension, z tokens of a block, N blocks, m chosen units.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ from .base import Bidirectional, real
 
 @dataclass(frozen=True)
 class Chosen:
-    """What the blocks of queries look at.
+    """The keys that each block of queries sees.
 
-    units: units of keys, (B or 1, H or 1, N, m); unit u is the tokens from u * `tokens` on.
-    used:  (B or 1, H or 1, N, z or 1, m), False where a query does not look: no unit is used twice.
-    whole: queries that look at all keys, (B or 1, g), and `once`, (B or 1, g), False at repetitions of the first.
+    units:  indices of units, (B or 1, H or 1, N, m).
+    used:   (B or 1, H or 1, N, z or 1, m), True where a query sees the unit. No query sees the same unit twice.
+    tokens: tokens of a unit; unit u begins at token u * `tokens`.
+    whole:  indices of queries that see all keys instead, (B or 1, g).
+    once:   (B or 1, g), False at fillers of `whole`, which repeat query 0.
     """
 
     units: Tensor
@@ -38,16 +42,16 @@ class Chosen:
 
 
 class ChosenKeys(Bidirectional):
-    """A subclass says what is chosen, for blocks of `size` queries."""
+    """Softmax over chosen keys; a subclass chooses them for each block of `size` queries."""
 
     size: int
 
     @abstractmethod
     def choose(self, lengths: Tensor, count: int) -> Chosen:
-        """For sequences of `lengths`, (B or 1,), of `count` tokens with padding; keys at padding do not count."""
+        """Choose keys in sequences of `lengths` (B or 1,), `count` with padding, which may be chosen and is masked."""
 
     def edges(self, lengths: Tensor, count: int) -> Tensor:
-        """True where a query looks at a key, (B or 1, H or 1, T, T)."""
+        """True where a query sees a key, (B or 1, H or 1, T, T)."""
         chosen = self.choose(lengths, count)
         columns, visible = self._columns(chosen, lengths)
         columns, visible = torch.broadcast_tensors(columns.unsqueeze(-2), visible)
@@ -75,32 +79,36 @@ class ChosenKeys(Bidirectional):
         return out if chosen.whole is None else self._with_whole(out, q, k, v, lengths, chosen)
 
     def _columns(self, chosen: Chosen, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys that are chosen, (B or 1, H or 1, N, m * tokens), and whether a query of the block sees them."""
+        """The chosen keys, (B or 1, H or 1, N, m * tokens), and True where a query of the block sees them.
+
+        The second is (B or 1, H or 1, N, z or 1, m * tokens), and False at padding.
+        """
         within = torch.arange(chosen.tokens, device=lengths.device)
         columns = (chosen.units.unsqueeze(-1) * chosen.tokens + within).flatten(-2)
         used = chosen.used.repeat_interleave(chosen.tokens, -1)
         return columns, used & (columns < lengths[:, None, None, None]).unsqueeze(-2)
 
     def _gathered(self, x: Tensor, chosen: Chosen) -> Tensor:
+        """The chosen tokens of x (B, H, T, D): (B, H, N, m * tokens, D)."""
         blocks = in_blocks(x, chosen.tokens)
         units = chosen.units.clamp_max(blocks.shape[2] - 1)
         return gathered(blocks, units.expand(len(x), x.shape[1], -1, -1))
 
     def _with_whole(self, out: Tensor, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, chosen: Chosen) -> Tensor:
-        """`out`, (B, H, T, E), with the queries that look at all."""
+        """`out` (B, H, T, E), with the outputs of the queries in `chosen.whole` replaced."""
         assert chosen.whole is not None and chosen.once is not None
         at = chosen.whole[:, None, :, None].expand(len(q), q.shape[1], -1, -1)
         rows = q.gather(2, at.expand(-1, -1, -1, q.shape[3]))
         visible = real(lengths, k.shape[2])[:, None, None]
-        found = F.scaled_dot_product_attention(rows, k, v, visible, self.dropping())
-        at = at.expand_as(found)
-        return out.scatter(2, at, 0.0).scatter_add(2, at, found * chosen.once[:, None, :, None])
+        replaced = F.scaled_dot_product_attention(rows, k, v, visible, self.dropping())
+        at = at.expand_as(replaced)
+        return out.scatter(2, at, 0.0).scatter_add(2, at, replaced * chosen.once[:, None, :, None])
 
 
 def _softmax(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, dropout: float) -> Tensor:
     """Output (B, H, N, z, E) of q (B, H, N, z, D), k (B, H, N, m, D), v, for `visible` (B or 1, H or 1, N, z or 1, m).
 
-    A query that sees nothing, padding, sees all here: softmax over nothing is NaN.
+    A query that sees no key (padding) is shown all: a softmax over nothing is NaN.
     """
     heads, blocks = q.shape[1:3]
     visible = (visible | ~visible.any(-1, keepdim=True)).expand(-1, heads, -1, -1, -1)
@@ -126,7 +134,7 @@ class Local(ChosenKeys):
 
 
 LONGFORMER_WINDOW = Option(
-    "longformer_window", 512, "longformer: a token sees those at most half of this many away; even"
+    "longformer_window", 512, "longformer: width of the window, even: a token sees tokens at most half of it away"
 )
 
 
@@ -134,7 +142,7 @@ LONGFORMER_WINDOW = Option(
 class Longformer(ChosenKeys):
     """Softmax over a window of w + 1 tokens; the first token is global (Beltagy et al., 2020, arXiv:2004.05150).
 
-    The projections of global attention are those of the window.
+    Global attention has no projections of its own.
     """
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
@@ -166,7 +174,7 @@ SUMMARY = Option(
 class SparseTransformer(ChosenKeys):
     """Softmax over a token's block and the last c tokens of every block (Child et al., 2019, arXiv:1904.10509, 4.3).
 
-    In an encoder, so before and after it. All heads take both parts of the pattern.
+    For encoders, so the blocks are those before and after the token. All heads have both parts of the pattern.
     """
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
@@ -181,11 +189,11 @@ class SparseTransformer(ChosenKeys):
     def choose(self, lengths: Tensor, count: int) -> Chosen:
         z, c = self.size, self.summary
         start = torch.arange(0, count, z, device=lengths.device)
-        own = start.unsqueeze(1) + torch.arange(z, device=lengths.device)
-        last = own[:, z - c :].flatten().expand(len(start), -1)
+        block = start.unsqueeze(1) + torch.arange(z, device=lengths.device)
+        last = block[:, z - c :].flatten().expand(len(start), -1)
         elsewhere = last // z != (start // z).unsqueeze(1)
-        units = torch.cat([own, last], 1)
-        used = torch.cat([torch.ones_like(own, dtype=torch.bool), elsewhere], 1)
+        units = torch.cat([block, last], 1)
+        used = torch.cat([torch.ones_like(block, dtype=torch.bool), elsewhere], 1)
         return Chosen(units[None, None], used[None, None, :, None])
 
 
@@ -201,10 +209,10 @@ BIGBIRD_SEED = 1
 
 @register("bigbird", BIGBIRD_SIZE, BIGBIRD_RANDOM)
 class BigBird(ChosenKeys):
-    """Softmax over blocks: itself and its neighbours, the first and the last, which see all, and random ones.
+    """Softmax over a token's block, its neighbours, random blocks, and the first and last block, which see all tokens.
 
-    Zaheer et al., 2020, arXiv:2007.14062, section 2 and appendix D. Each head draws its own blocks; what is drawn does
-    not change while training.
+    Zaheer et al., 2020, arXiv:2007.14062, section 2 and appendix D. Each head draws its own random blocks, which stay
+    the same during training.
     """
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
@@ -233,7 +241,7 @@ class BigBird(ChosenKeys):
         return Chosen(blocks.clamp(0, len(row) - 1), used.unsqueeze(-2), self.size, whole.where(once, 0), once)
 
     def _drawn(self, row: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-        """Random blocks, (B or 1, H, N, r), and whether there are so many that are neither near nor global."""
+        """Random blocks (B or 1, H, N, r) that are neither neighbours nor global, and False where there are fewer."""
         column, head = row.mT, torch.arange(self.num_heads, device=row.device).view(-1, 1, 1)
         free = ((row - column).abs() > 1) & (column > 0) & (column < last)
         drawn, order = hashed(BIGBIRD_SEED, head, row, column).masked_fill(~free, 2**32).sort(dim=-1)

@@ -1,4 +1,4 @@
-"""Reformer: tokens look at tokens in the same bucket of a random hash."""
+"""Reformer: tokens attend to tokens in the same bucket of a random hash."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from .base import Bidirectional, real
 
 HASHES = Option("lsh_hashes", 2, "reformer: rounds of hashing", least=1)
 BUCKETS = Option("lsh_buckets", 64, "reformer: buckets of a round, an even number")
-CHUNK = Option("lsh_chunk", 64, "reformer: tokens of a chunk, in order of their buckets", least=1)
+CHUNK = Option("lsh_chunk", 64, "reformer: tokens of a chunk, after they are sorted by bucket", least=1)
 SEED = 1
-ITSELF = 1e5  # taken off the score of a token with itself, which it looks at only if there is no other
+ITSELF = 1e5  # subtracted from a token's score with itself, so that it attends to itself only if it sees no other
 
 
 @register("reformer", HASHES, BUCKETS, CHUNK)
 class Reformer(Bidirectional):
-    """Softmax over tokens in the same bucket of some round, as far as they are in the same chunk or the one before.
+    """Softmax over tokens that share a bucket in some round, in the same chunk of the sorted tokens or the one before.
 
-    Queries are the keys, and keys are divided by their norm. A pair that several rounds find counts once. (Kitaev et
-    al., 2020, arXiv:2001.04451, section 2 and eq. 5-6.) The hash, argmax [x R; -x R], has a fixed R and a fixed number
-    of buckets, where the released code draws R for every batch and takes more buckets for longer texts.
+    Queries and keys are the same vectors, the keys divided by their norm. A pair that shares a bucket in several rounds
+    counts once. (Kitaev et al., 2020, arXiv:2001.04451, section 2 and eq. 5-6.) The hash, argmax [x R; -x R], has a
+    fixed R and a fixed number of buckets; the released code draws R for every batch and uses more buckets for longer
+    texts.
     """
 
     rotation: Tensor
@@ -45,13 +46,13 @@ class Reformer(Bidirectional):
         self.register_buffer("rotation", rotation)
 
     def _ordered_weights(self, q: Tensor, k: Tensor, lengths: Tensor, dropout: float) -> Tensor:
-        found = torch.zeros(1, dtype=torch.bool, device=k.device)
+        visible = torch.zeros(1, dtype=torch.bool, device=k.device)
         for bucket, chunk, _ in self._rounds(k, lengths):
-            found = found | _pairs(bucket, bucket, chunk, chunk)
-        found = found & real(lengths, k.shape[2])[:, None, None]
+            visible = visible | _pairs(bucket, bucket, chunk, chunk)
+        visible = visible & real(lengths, k.shape[2])[:, None, None]
         scores = self._scores(k, k) - ITSELF * torch.eye(k.shape[2], device=k.device, dtype=k.dtype)
-        weights = scores.masked_fill(~found, torch.finfo(k.dtype).min).softmax(-1)
-        return F.dropout(weights * found, dropout)
+        weights = scores.masked_fill(~visible, torch.finfo(k.dtype).min).softmax(-1)
+        return F.dropout(weights * visible, dropout)
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
         rounds, outputs, totals = self._rounds(k, lengths), [], []
@@ -64,19 +65,22 @@ class Reformer(Bidirectional):
         return (torch.stack(outputs) * shares).sum(0) * real(lengths, k.shape[2])[:, None, :, None]
 
     def _rounds(self, k: Tensor, lengths: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Of each round the bucket and the chunk of all tokens, (B, H, T), and their order by bucket."""
-        is_real, found = real(lengths, k.shape[2])[:, None], []
+        """For each round the bucket and the chunk of every token, and the tokens sorted by bucket, all (B, H, T)."""
+        is_real, rounds = real(lengths, k.shape[2])[:, None], []
         for rotation in self.rotation.to(k.dtype):
-            turned = k.detach() @ rotation
-            bucket = torch.cat([turned, -turned], -1).argmax(-1).where(is_real, self.buckets)  # padding comes last
+            rotated = k.detach() @ rotation
+            bucket = torch.cat([rotated, -rotated], -1).argmax(-1).where(is_real, self.buckets)  # padding comes last
             order = bucket.argsort(dim=-1, stable=True)
-            found.append((bucket, order.argsort(dim=-1) // self.chunk, order))
-        return found
+            rounds.append((bucket, order.argsort(dim=-1) // self.chunk, order))
+        return rounds
 
     def _round(
         self, i: int, rounds: list[tuple[Tensor, Tensor, Tensor]], k: Tensor, v: Tensor, lengths: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Output (B, H, T, E) and the logarithm of the sum of exp(scores), (B, H, T, 1), of tokens in order."""
+        """Output (B, H, T, E) of round i and the logarithm of the sum of exp(scores), (B, H, T, 1).
+
+        k and v, and the results, are in the order of the round. Pairs of earlier rounds are left out.
+        """
         order, count = rounds[i][2], k.shape[2]
 
         def with_previous(x: Tensor) -> Tensor:
@@ -104,11 +108,11 @@ class Reformer(Bidirectional):
 
 
 def _pairs(bucket: Tensor, key_bucket: Tensor, chunk: Tensor, key_chunk: Tensor) -> Tensor:
-    """Which queries find which keys, (.., T, S), of buckets and chunks (.., T) and (.., S)."""
+    """Whether a query sees a key in a round, (.., T, S), given their buckets and chunks, (.., T) and (.., S)."""
     before = chunk.unsqueeze(-1) - key_chunk.unsqueeze(-2)
     return (bucket.unsqueeze(-1) == key_bucket.unsqueeze(-2)) & ((before == 0) | (before == 1))
 
 
 def _taken(x: Tensor, order: Tensor) -> Tensor:
-    """Tokens `order`, (B, H, T), of each head of x (B, H, T, D)."""
+    """The tokens of x (B, H, T, D) in an order (B, H, T) for each head."""
     return x.gather(2, order.unsqueeze(-1).expand_as(x))

@@ -1,4 +1,4 @@
-"""Sparse Sinkhorn attention: a block sees itself, and a mixture of blocks that is learned to be almost one of them."""
+"""Sparse Sinkhorn attention: a block sees itself, and the block that a learned soft sorting puts in its place."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ ITERATIONS, TEMPERATURE = 8, 0.75
 
 @register("sinkhorn", SIZE, LENGTH)
 class Sinkhorn(Bidirectional):
-    """Softmax over a block and R K, where R is a sorting of blocks: doubly stochastic, by Sinkhorn's iterations.
+    """Softmax over a block of K and the same block of R K, where the doubly stochastic R softly sorts the blocks.
 
-    Logits of R are a linear map, for each head, of the mean key of a block. Tay et al., 2020, arXiv:2002.11296, section
-    3; without noise.
+    The logits of R are a linear map, for each head, of the mean key of each block; Sinkhorn's iterations normalise
+    them. Tay et al., 2020, arXiv:2002.11296, section 3; without noise.
     """
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
@@ -37,11 +37,12 @@ class Sinkhorn(Bidirectional):
 
     def _ordered_weights(self, q: Tensor, k: Tensor, lengths: Tensor, dropout: float) -> Tensor:
         weights, sorting, kept = self._parts(q, k, lengths, dropout)
-        own, of_sorted = weights.split(self.size, -1)  # (B, H, N, z, z)
+        unsorted_weights, sorted_weights = weights.split(self.size, -1)  # (B, H, N, z, z)
         itself = torch.eye(weights.shape[2], device=q.device, dtype=q.dtype)
         shares = (sorting.unsqueeze(-1) * kept.unsqueeze(2)) / _total(sorting, kept).unsqueeze(-2)  # (B, H, N, N, z)
-        found = own.unsqueeze(-2) * itself[:, None, :, None] + of_sorted.unsqueeze(-2) * shares.unsqueeze(-3)
-        return found.flatten(-2).flatten(2, 3)[:, :, : q.shape[2], : q.shape[2]]
+        blocks = unsorted_weights.unsqueeze(-2) * itself[:, None, :, None]
+        blocks = blocks + sorted_weights.unsqueeze(-2) * shares.unsqueeze(-3)
+        return blocks.flatten(-2).flatten(2, 3)[:, :, : q.shape[2], : q.shape[2]]
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
         weights, sorting, kept = self._parts(q, k, lengths, self.dropping())
@@ -50,7 +51,7 @@ class Sinkhorn(Bidirectional):
         return out.flatten(2, 3)[:, :, : q.shape[2]]
 
     def _parts(self, q: Tensor, k: Tensor, lengths: Tensor, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights of a block and of what is sorted to it (B, H, N, z, 2 z), R (B, H, N, N), real tokens (.., N, z)."""
+        """Weights of a block and of its sorted block (B, H, N, z, 2 z); R (B, H, N, N); 1 at real tokens (.., N, z)."""
         count = k.shape[2]
         if count > self.longest:
             raise LeapformerError(
@@ -60,14 +61,14 @@ class Sinkhorn(Bidirectional):
         is_real = F.pad(real(lengths, count), (0, -count % self.size)).unflatten(1, (-1, self.size))[:, None]
         kept, keys = is_real.to(k.dtype), in_blocks(k, self.size)
         sorting = self._sorting(keys, kept)
-        # Of a sequence that is shorter than a block, some places hold no token in any block.
+        # In a sequence shorter than a block, the last places hold no token in any block.
         seen = torch.cat([is_real, real(lengths, self.size)[:, None, None].expand_as(is_real)], -1)
         scores = in_blocks(q, self.size) @ torch.cat([keys, _mixed(sorting, keys, kept)], -2).mT * self.head_dim**-0.5
         scores = scores.masked_fill(~seen.unsqueeze(-2), torch.finfo(q.dtype).min)
         return F.dropout(scores.softmax(-1), dropout), sorting, kept
 
     def _sorting(self, keys: Tensor, kept: Tensor) -> Tensor:
-        """R, (B, H, N, N), of keys (B, H, N, z, D): rows of blocks with real tokens sum to one, columns almost."""
+        """R (B, H, N, N) of keys (B, H, N, z, D): for blocks with real tokens, rows sum to one and columns almost."""
         means = (keys * kept.unsqueeze(-1)).sum(-2) / kept.sum(-1, keepdim=True).clamp_min(1)
         logits = means @ self.sorting[..., : keys.shape[2]].to(keys.dtype) / TEMPERATURE
         used = kept[..., 0] > 0
@@ -79,11 +80,11 @@ class Sinkhorn(Bidirectional):
 
 
 def _mixed(sorting: Tensor, blocks: Tensor, kept: Tensor) -> Tensor:
-    """Means of real tokens of blocks (B, H, N, z, D) by the rows of R."""
-    found = torch.einsum("bhnm,bhmzd->bhnzd", sorting, blocks * kept.unsqueeze(-1))
-    return found / _total(sorting, kept).unsqueeze(-1)
+    """Means (B, H, N, z, D) over blocks, weighted by the rows of R; only real tokens count."""
+    sums = torch.einsum("bhnm,bhmzd->bhnzd", sorting, blocks * kept.unsqueeze(-1))
+    return sums / _total(sorting, kept).unsqueeze(-1)
 
 
 def _total(sorting: Tensor, kept: Tensor) -> Tensor:
-    """What falls on real tokens of a place in a block, (B, H, N, z)."""
+    """The total weight of real tokens at each place of a block, (B, H, N, z), above 0."""
     return (sorting @ kept).clamp_min(torch.finfo(sorting.dtype).tiny)

@@ -1,4 +1,4 @@
-"""Skyformer: a Gaussian kernel in place of softmax, approximated with sampled tokens (Nyström's method)."""
+"""Skyformer: a Gaussian kernel in place of softmax, approximated by Nyström's method with sampled tokens."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ SEED = 1
 class Skyformer(Bidirectional):
     """kappa(Q, W) (kappa(W, W) + ridge I)^-1 kappa(W, K) V, kappa(x, y) = exp(-|x - y|^2 / (2 sqrt(D))).
 
-    W are sampled rows of [Q; K]; with all of them and no ridge it is kappa(Q, K) V. The weights of a query do not sum
-    to one. (Chen et al., 2021, arXiv:2111.00035, section 4.) The inverse is exact, where the paper iterates; the sample
-    depends on positions alone and stays the same while training.
+    W are sampled rows of [Q; K]; with all rows and no ridge the result is kappa(Q, K) V. The weights of a query do not
+    sum to one. (Chen et al., 2021, arXiv:2111.00035, section 4.) The inverse is exact, while the paper iterates. The
+    sample depends only on positions and stays the same during training.
     """
 
     capabilities = replace(Bidirectional.capabilities, normalized=False)
@@ -47,7 +47,7 @@ class Skyformer(Bidirectional):
         return of_queries @ torch.linalg.solve(among, of_keys @ v)
 
     def _kernels(self, q: Tensor, k: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """kappa(Q, W), kappa(W, W) + ridge I, kappa(W, K); zeros for rows of W that are not in use, and at padding."""
+        """kappa(Q, W), kappa(W, W) + ridge I, kappa(W, K); zero for unused rows of W, and at padded keys."""
         is_real = real(lengths, k.shape[2])
         x = torch.cat([q, k], 2) * self.head_dim**-0.25
         at, used = self._sample(is_real)
@@ -59,7 +59,10 @@ class Skyformer(Bidirectional):
         return _gaussian(of_queries, w) * used.mT, among, _gaussian(w, of_keys) * used * hidden
 
     def _sample(self, is_real: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of [Q; K], (B or 1, w), and which are in use: fewer where there are not so many."""
+        """Indices of the sampled rows of [Q; K], and True at those in use, both (B or 1, w).
+
+        Not all are in use if a sequence has fewer real rows.
+        """
         count = is_real.shape[1]
         side, position = torch.arange(2, device=is_real.device).view(-1, 1), torch.arange(count, device=is_real.device)
         drawn = hashed(SEED, side, position).flatten().masked_fill(~is_real.repeat(1, 2), 2**32)
@@ -68,5 +71,5 @@ class Skyformer(Bidirectional):
 
 
 def _gaussian(x: Tensor, y: Tensor) -> Tensor:
-    """exp(-|x - y|^2 / 2) of rows, (.., N, M)."""
+    """exp(-|x - y|^2 / 2) of all rows x (.., N, D) and y (.., M, D), (.., N, M)."""
     return (x @ y.mT - x.square().sum(-1, keepdim=True) / 2 - y.square().sum(-1).unsqueeze(-2) / 2).exp()

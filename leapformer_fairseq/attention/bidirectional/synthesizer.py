@@ -1,4 +1,4 @@
-"""Synthesizer: weights that are learned for positions and look at no token."""
+"""Synthesizer: weights that are learned for pairs of positions, independent of the tokens."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Attention with bounded-memory control (ABC): queries read n slots instead of N keys.
 
 Every key and value is written into a memory of n slots, K~ = sum_i phi_i k_i^T and V~ = sum_i phi_i v_i^T, and a query
-reads it with a softmax, o = V~^T softmax(K~ q / sqrt(D)) (Peng et al., 2022, arXiv:2110.02488, section 3). What the
-family shares is here; its members differ in their control phi: what goes into which slot.
+reads it with a softmax, o = V~^T softmax(K~ q / sqrt(D)) (Peng et al., 2022, arXiv:2110.02488, section 3). The members
+of the family differ in their control phi, which says how much of a token is written into each slot.
 
-A causal query reads the memory of its own prefix. Both halves of that are sums over visible keys as linear attention
-has them (`ops.linear`): the logits with the control in place of the values, the output with the control in place of
-the keys. So training is linear in N, without a tensor of size N x n x D.
+A causal query reads the memory of its own prefix. Logits and outputs are then sums over visible keys as in linear
+attention (`ops.linear`): for logits the control takes the place of the values, for outputs that of the keys. Training
+is therefore linear in N, and no tensor has size N x n x D.
 
 Shapes: B batch, H heads, T queries, S keys, n slots, D head dimension, E value dimension.
 """
@@ -50,8 +50,8 @@ EMPTY_SLOTS = Option(
 class BoundedMechanism(Mechanism):
     """A memory of n slots that is read with a softmax.
 
-    A subclass says what the memory is (`init_state`), how it is written and read, and both at once for causal tokens
-    (`_causal`); the memory is float32 (float64 for double inputs). Dropout falls on the slots' weights.
+    A subclass defines the memory (`init_state`), how it is written and read, and causal attention over many tokens
+    (`_causal`). The memory is float32 (float64 for double inputs). Dropout is applied to the weights of slots.
     """
 
     capabilities = Capabilities(prefixes=False)
@@ -67,11 +67,11 @@ class BoundedMechanism(Mechanism):
 
     @abstractmethod
     def _causal(self, state: State, q: Tensor, k: Tensor, v: Tensor, tokens: TokenInfo) -> tuple[Tensor, State]:
-        """Causal attention of tokens that follow a state: the output and the state after them."""
+        """Causal attention of tokens that follow `state`: the output and the new state."""
 
     @abstractmethod
     def _composed(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
-        """What every key contributes to every query: quadratic, the reference of all else; mask CAUSAL or None."""
+        """What every key contributes to every query, (B, H, T, S): the quadratic reference. Mask CAUSAL or None."""
 
     @in_float32
     def scan(
@@ -79,7 +79,7 @@ class BoundedMechanism(Mechanism):
     ) -> tuple[Tensor, State]:
         if with_state(mask) != CAUSAL or not q.shape[2]:
             return super().scan(state, q, k, v, query, key, mask)
-        if q.shape[2] == 1:  # a decoding step, without the means that serve many tokens
+        if q.shape[2] == 1:  # in a decoding step, write and read do less than `_causal`
             state = self.write(state, k, v, key)
             return self.read(state, q, key), state
         return self._causal(state, q, k, v, key)
@@ -92,7 +92,7 @@ class BoundedMechanism(Mechanism):
             return self._composed(q, k, query, key, mask, dropout)
         queries, keys = q.shape[2], k.shape[2]
         self._check_causal(queries, keys)
-        key = key.narrow(0, queries)  # of one sequence, so the queries are among its tokens
+        key = key.narrow(0, queries)  # under a causal mask queries and keys are the same tokens
         return F.pad(self._composed(q, k[:, :, :queries], key, key, CAUSAL, dropout), (0, keys - queries))
 
     def _in_segments(self, x: Inputs) -> Tensor:
@@ -108,7 +108,7 @@ class BoundedMechanism(Mechanism):
 
     def _limits(self, x: Inputs) -> tuple[float, int]:
         bounds = dispatch.bounds(x.q.device)
-        # Bidirectional ones keep little as it is.
+        # Without a mask little is saved for the backward pass in any case.
         kept = math.inf if x.mask is None else bounds.kept_slot_tokens
         return kept, dispatch.segment_size(x.q, bounds.segment_slot_tokens)
 
@@ -120,7 +120,7 @@ class BoundedMechanism(Mechanism):
 
 
 def slot_weights(logits: Tensor, empty: Tensor | None, dropout: float) -> Tensor:
-    """A softmax over slots that leaves out the `empty` ones. Where all are empty any weights do: they hold 0."""
+    """Softmax over the slots that are not `empty`. If all are, the weights do not matter: the slots hold 0."""
     if empty is not None:
         logits = logits.masked_fill(empty, torch.finfo(logits.dtype).min)
     weights = logits.softmax(-1)
@@ -128,32 +128,32 @@ def slot_weights(logits: Tensor, empty: Tensor | None, dropout: float) -> Tensor
 
 
 def kept(alpha: Tensor, tokens: TokenInfo) -> Tensor:
-    """What tokens write, (B, H, S, n), with nothing from padding."""
+    """The control alpha (B, H, S, n) with zeros at padding, so that padding writes nothing."""
     return alpha if tokens.keep is None else alpha * tokens.keep[:, None, :, None].to(alpha.dtype)
 
 
 def causal_sums(q: Tensor, k: Tensor, v: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """Causal sums (B, H, T, M) that follow the state `first` (B, H, F, M), and the state after all keys."""
+    """Causal sums (B, H, T, M) over the state `first` (B, H, F, M) and the keys, and the state after all keys."""
     return linear.gained_sums(q, k, v, first, 1, dispatch.chunk_of(q.device, 1))
 
 
 def added(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """The total and a @ b; in place where no gradient is wanted, for one token without new memory."""
+    """total + a @ b; in place if gradients are disabled, for one token without allocating memory."""
     if torch.is_grad_enabled():
         return total + a @ b
     return total.addcmul_(a, b) if a.shape[-1] == 1 else total.add_(a @ b)
 
 
 def limited(mechanism: Mechanism, limit: int, flag: str) -> Capabilities:
-    """The capabilities of a mechanism that can read at most `limit` tokens, set by the option `flag`."""
+    """The capabilities of a mechanism that can read at most `limit` tokens; `flag` names the options that set it."""
     decodes = mechanism.block in (None, DECODER_SELF)
     return replace(mechanism.capabilities, max_target=limit if decodes else None, limit_options=flag)
 
 
 def check_limit(mechanism: Mechanism, tokens: TokenInfo, limit: int, remedy: str) -> None:
-    """Raise LeapformerError for positions beyond `limit`. A GPU is waited for only if there are so many columns."""
+    """Raise LeapformerError for positions beyond `limit`. Waits for a GPU only if there are more columns than that."""
     positions = tokens.positions
-    if torch.compiler.is_compiling():  # a graph does not know them
+    if torch.compiler.is_compiling():  # positions have no values in a graph
         return
     if positions.is_meta or not positions.numel() or (positions.is_cuda and positions.shape[1] <= limit):
         return

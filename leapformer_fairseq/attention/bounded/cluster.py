@@ -1,4 +1,4 @@
-"""ABC whose slots are clusters of the tokens."""
+"""ABC whose slots are clusters of tokens."""
 
 from __future__ import annotations
 
@@ -25,20 +25,19 @@ from .sums import SlotState, SlotSums
     Option("abc_cluster_rounds", 10, "abc-cluster: rounds of k-means, at most", least=1),
 )
 class Cluster(SlotSums):
-    """Clustered attention: slot j is the mean over cluster j, phi_i = sum_j M_ij / (sum_l M_lj) e_j, M_ij in {0, 1}.
+    """Clustered attention: slot j is the mean of cluster j, phi_i = sum_j M_ij / (sum_l M_lj) e_j, M_ij in {0, 1}.
 
-    The clusters are those of k-means over the block's inputs, found for every sentence and the same for all heads;
-    a query therefore depends on all tokens. (Vyas et al., 2020, arXiv:2007.04825; Peng et al., 2022, arXiv:2110.02488,
-    section 3.2.)
+    k-means over the block's inputs computes the clusters of each sentence, which all heads share; a query therefore
+    depends on all tokens. (Vyas et al., 2020, arXiv:2007.04825; Peng et al., 2022, arXiv:2110.02488, section 3.2.)
 
-    k-means is written out here because it has to run for a whole batch at once on the device of the model: libraries
+    k-means is implemented here because it must run for a whole batch at once, on the device of the model: libraries
     cluster one set of points at a time, on the CPU.
     """
 
     capabilities = Capabilities(
         {DECODER_SELF: "clusters are made of all tokens, also of those still to come"},
         prefixes=False,
-        append=False,  # more tokens make other clusters
+        append=False,  # more tokens change the clusters
         needs_inputs=True,
     )
     normalized = True
@@ -48,12 +47,12 @@ class Cluster(SlotSums):
         self.rounds: int = self.chosen.abc_cluster_rounds
 
     def control(self, k: Tensor, tokens: TokenInfo) -> Tensor:
-        found = clusters(tokens.inputs_or(k), tokens.keep, self.slots, self.rounds)
-        return F.one_hot(found, self.slots).to(k.dtype).unsqueeze(1)
+        cluster = clusters(tokens.inputs_or(k), tokens.keep, self.slots, self.rounds)
+        return F.one_hot(cluster, self.slots).to(k.dtype).unsqueeze(1)
 
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> SlotState:
         mass = self._tensors(state)[2]
-        # A GPU is not waited for, and a graph cannot ask.
+        # Not checked on a GPU, which would have to be waited for, nor in a graph, which has no values.
         if mass.is_cpu and not torch.compiler.is_exporting() and mass.any():
             raise LeapformerError("abc-cluster: more tokens make other clusters; give all tokens of a sequence at once")
         return super().write(state, k, v, key)
@@ -61,26 +60,26 @@ class Cluster(SlotSums):
 
 @torch.no_grad()
 def clusters(x: Tensor, keep: Tensor | None, count: int, rounds: int) -> Tensor:
-    """The cluster, from 0, of every token of x (B, S, C) by k-means, (B, S).
+    """The number, from 0, of each token's cluster, (B, S), by k-means over x (B, S, C) with `count` clusters.
 
-    It starts from tokens spread evenly over those to `keep` (B, S), and stops when no token changes its cluster,
-    or after `rounds`. A cluster that has become empty keeps its centre.
+    Initial centres are tokens, spread evenly over those to `keep` (B, S). It stops after `rounds`, on a CPU earlier if
+    no token changes its cluster. A cluster that becomes empty keeps its centre.
     """
     real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if keep is None else keep
     ranks = torch.arange(count, device=x.device) * real.sum(1, keepdim=True) // count + 1
     start = (real.long().cumsum(1).unsqueeze(1) < ranks.unsqueeze(2)).sum(2).clamp_max(x.shape[1] - 1)
     centres = x.gather(1, start.unsqueeze(-1).expand(-1, -1, x.shape[2]))
-    found = _nearest(x, centres)
+    cluster = _nearest(x, centres)
     for _ in range(rounds):
-        member = F.one_hot(found, count).to(x.dtype) * real.unsqueeze(-1).to(x.dtype)
+        member = F.one_hot(cluster, count).to(x.dtype) * real.unsqueeze(-1).to(x.dtype)
         size = member.sum(1).unsqueeze(-1)
         centres = torch.where(size > 0, member.mT @ x / size.clamp_min(1), centres)
-        before, found = found, _nearest(x, centres)
-        if found.is_cpu and not torch.compiler.is_exporting() and torch.equal(found, before):
+        before, cluster = cluster, _nearest(x, centres)
+        if cluster.is_cpu and not torch.compiler.is_exporting() and torch.equal(cluster, before):
             break
-    return found
+    return cluster
 
 
 def _nearest(x: Tensor, centres: Tensor) -> Tensor:
-    """The nearest centre of every token, (B, S)."""
+    """The index of the centre nearest to each token, (B, S)."""
     return (centres.square().sum(-1).unsqueeze(1) - 2 * x @ centres.mT).argmin(-1)

@@ -1,4 +1,4 @@
-"""ABC with a learned control of positions alone: Linformer."""
+"""ABC with a learned control that depends only on positions: Linformer."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ MAX_LENGTH = Option("abc_max_length", 1024, "abc-linformer: longest sequence, th
 class Linformer(SlotSums):
     """Linformer as ABC: the control phi_i is column i of a learned table (n, N_max), the same for all heads.
 
-    All layers of a block share it unless `abc_untied`. Shorter sequences use its first columns, a causal block the sum
-    so far. (Wang et al., 2020, arXiv:2006.04768; Peng et al., 2022, arXiv:2110.02488, section 3.1.)
+    All layers of a block share the table unless `abc_untied`. Sequences shorter than N_max use its first columns; a
+    causal query reads the sum over its prefix. (Wang et al., 2020, arXiv:2006.04768; Peng et al., 2022,
+    arXiv:2110.02488, section 3.1.)
     """
 
     capabilities = Capabilities(prefixes=False, normalized=False)
-    gaps = False  # the first token writes everywhere
+    gaps = False  # every token is written into all slots
     positional = True
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:

@@ -1,8 +1,8 @@
-"""Luna: linear unified nested attention, through a packed sequence that flows from layer to layer.
+"""Luna: linear unified nested attention, with a packed sequence that is passed from layer to layer.
 
-Ma et al., 2021, arXiv:2106.01540. A packed sequence P of l vectors reads the keys (pack), and the queries read what it
-found (unpack); P and what it found make the packed sequence of the next layer, which is the carry of this mechanism. A
-causal query reads a memory of l slots as in ABC (see `base`), which tokens are written into by their similarity to P.
+Ma et al., 2021, arXiv:2106.01540. A packed sequence P of l vectors attends to the keys (pack), and the queries attend
+to the result Y (unpack). P + Y is the packed sequence of the next layer, the carry of this mechanism. A causal query
+reads a memory of l slots as in ABC (see `base`), into which tokens are written by their similarity to P.
 
 Shapes: B batch, H heads, T queries, S keys, l packed vectors, D head dimension, E value dimension, C = H D.
 """
@@ -44,10 +44,10 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"elu1": elu1, "softplus2"
 
 @dataclass
 class PackedState(State):
-    """What is left of keys after packing.
+    """The result of packing.
 
-    Keys (B, H, D, l) and values (B, H, l, E) to unpack, which of them are in use, keep (B, l), and the packed sequence
-    for the next layer, (B, l, C).
+    Keys (B, H, D, l) and values (B, H, l, E) to unpack; `keep` (B, l), False for vectors that are not in use; and the
+    packed sequence for the next layer, (B, l, C).
     """
 
     keys: Tensor
@@ -60,8 +60,8 @@ class PackedState(State):
 class LunaState(State):
     """The memory of causal attention.
 
-    Sums (B, H, D, l) of keys and (B, H, l, E) of values, and what they are written by: the packed sequence as
-    pseudo-queries (B, H, l, D), and which of its vectors are in use, keep (B, l).
+    Sums of keys (B, H, D, l) and of values (B, H, l, E); the packed sequence, as the pseudo-queries (B, H, l, D) to
+    which tokens are compared when they are written; and `keep` (B, l), False for vectors that are not in use.
     """
 
     keys: Tensor
@@ -83,18 +83,16 @@ class LunaState(State):
     Option(
         "luna_projections",
         "tied",
-        "luna: matrices of a block: 5, keys are values (tied, its released code); 5, keys are what is read as it is "
-        "(raw, the paper's section 3.1; 4 in causal blocks); 7 (untied; 6 in causal blocks); the 4 of standard "
-        "attention, which pack and unpack (standard)",
+        "luna: matrices of a block. tied: 5, keys are the values, as in its released code; raw: 5 (4 in causal "
+        "blocks), keys are the block's input itself, as in the paper's section 3.1; untied: 7 (6 in causal blocks); "
+        "standard: the 4 of standard attention, which pack and unpack",
         ("tied", "raw", "untied", "standard"),
     ),
-    Option(
-        "luna_pack_heads", 0, "luna: heads that pack, where all keys are packed at once (0: as many as the block has)"
-    ),
+    Option("luna_pack_heads", 0, "luna: heads that pack, except in causal blocks (0: as many as the block has)"),
     Option(
         "luna_positions",
         "sinusoidal",
-        "luna: positions of the packed vectors, added to what is learned: sinusoidal, or learned as in the paper's "
+        "luna: position embeddings added to the learned packed vectors: sinusoidal, or learned as in the paper's "
         "masked language model",
         ("sinusoidal", "learned"),
     ),
@@ -102,29 +100,29 @@ class LunaState(State):
     Option(
         "luna_packed",
         "encoder",
-        "luna: a decoder's packed sequence, the one that the encoder hands on or a learned one for each layer "
-        "(default of language models), or (non-contextual) for each layer of the encoder, too (the paper's table 6)",
+        "luna: the packed sequence of a decoder: the encoder's, or one learned for each layer (default of language "
+        "models); non-contextual: one learned for each layer of the encoder, too (the paper's table 6)",
         ("encoder", "learned", "non-contextual"),
         without_encoder="learned",
     ),
 )
 class Luna(BoundedMechanism):
-    """Luna: a packed sequence P reads the keys, queries read what it found; P flows on to the next layer.
+    """Luna: a packed sequence P attends to the keys, queries attend to the result, and P goes on to the next layer.
 
     Pack: A = softmax((P W_pq) K^T / sqrt(D)), Y = A V. Unpack: softmax(Q (Y W_k)^T / sqrt(D)) (Y W_v). The next layer
-    gets P' = Y + P (section 3.2). The paper has no matrices of keys (section 3.1): K is the context as it is, and W_k
+    gets P' = Y + P (section 3.2). The paper has no matrices for keys (section 3.1): K is the context itself, and W_k
     the identity (`raw`). Its released code has one matrix for keys and values: K = V, W_k = W_v (`tied`). Causal: with
     a_i = g(x_i W_pc . P W_pq / sqrt(D)), a query reads the memory K~_t = 1/t sum_{i <= t} k_i a_i^T,
-    V~_t = 1/t sum a_i v_i^T by a softmax (section 3.3); with raw keys W_pc is the identity, too.
+    V~_t = 1/t sum_{i <= t} a_i v_i^T with a softmax (section 3.3); with raw keys W_pc is the identity, too.
 
-    Here an attention normalises P when it reads it, and not what it hands on, so that the last layer has no
-    normalisation without a use. So the first P is normalised, too, self- and cross-attention each have a normalisation,
-    and it is the same in pre-norm models. Weights are dropped out, P itself is not, other than in the released code.
-    W_pq is the layer's own, what else is projected is said at `receive`; without that, as a library, keys and values
-    are unpacked and written as they are given.
+    Unlike in the paper, an attention normalises P where it reads it, not where it passes it on; otherwise the last
+    layer would have a normalisation that nothing uses. The first P is therefore normalised, too, self- and
+    cross-attention each have their own normalisation, and pre-norm models are no exception. Unlike in the released
+    code, dropout is applied to weights but not to P. W_pq belongs to this module (except with `standard`); `receive`
+    names the other projections. In library use there are none: keys and values are unpacked and written as given.
     """
 
-    # Each instance has a width of its own.
+    # An instance replaces the carry's width.
     capabilities = Capabilities(prefixes=False, append=False, normalized=False, needs_inputs=True, carry_width=0)
     state_class = LunaState
 
@@ -139,7 +137,7 @@ class Luna(BoundedMechanism):
         self.capabilities = replace(
             self.capabilities,
             unsupported={DECODER_CROSS: reason} if self.input_dim != width else {},
-            carry_width=None if self.learned else width,  # nobody would read what learned ones hand on
+            carry_width=None if self.learned else width,  # layers that learn their P do not read a carry
             carry_is_given=self.given,
             carry_remedy="take --luna-packed learned",
         )
@@ -160,18 +158,21 @@ class Luna(BoundedMechanism):
             roles += ["write"] if self.block == DECODER_SELF else ["unpack_key", "unpack_value"]
         self.own = nn.ModuleDict({role: _linear(width) for role in roles})
         if self.projections == "raw":
-            self.register_buffer("raw_keys", torch.tensor(1))  # without it a checkpoint with tied ones would load
+            self.register_buffer("raw_keys", torch.tensor(1))  # so that checkpoints with tied keys do not load
             if self.block == DECODER_SELF:
                 self.capabilities = replace(self.capabilities, unused_projections=("k_proj",))
-        self.stock: dict[str, nn.Linear | None] = {}  # the block's, which a plain dictionary does not register here
+        self.stock: dict[str, nn.Linear | None] = {}  # the block's projections; a plain dictionary registers none
 
     def _number_of_slots(self) -> int:
         return int(self.chosen.luna_length)
 
     def receive(self, projections: Projections) -> None:
-        """Tied: one matrix makes keys and values; the other writes tokens into the slots, or unpacks.
+        """Give each of the block's projections its role.
 
-        Raw: what packs, and what is unpacked, has a matrix of values each, of which a causal block needs one.
+        tied:     v_proj computes keys and values; k_proj projects for writing into slots, or for unpacking.
+        raw:      v_proj computes the values to pack; k_proj those to unpack, which a causal block does not need.
+        untied:   k_proj and v_proj compute the keys and values to pack; the layers in `own` write or unpack.
+        standard: the same, but k_proj and v_proj also write or unpack, and q_proj also computes P W_pq.
         """
         q, _, k, v = projections
         self.stock = {
@@ -193,7 +194,10 @@ class Luna(BoundedMechanism):
         return Carry(state.packed, state.keep)
 
     def _packed(self, tokens: TokenInfo | None, batch: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The packed sequences of a batch, normalised, and which of their vectors are in use."""
+        """The normalised packed sequences (B, l, C) of a batch, and `keep` (B, l), False for vectors not in use.
+
+        Raises LeapformerError if the encoder's is needed and missing.
+        """
         given = None if self.learned or tokens is None else tokens.carry
         if given is None and self.given:
             raise LeapformerError(
@@ -204,14 +208,14 @@ class Luna(BoundedMechanism):
         return x, x.new_ones(x.shape[:2], dtype=torch.bool) if given.keep is None else given.keep
 
     def _projected(self, role: str, x: Tensor, heads: int | None = None) -> Tensor | None:
-        """(B, R, C) to (B, H, R, D), or to other `heads`, by the projection that has this role; None without one."""
+        """x (B, R, C) projected by the layer with this role, (B, H or `heads`, R, D); None if no layer has it."""
         layer: Any = self.own[role] if role in self.own else self.stock.get(role)
         if layer is None:
             return None
         return _split(projected(layer, x), heads or self.num_heads)
 
     def _keys(self, k: Tensor, tokens: TokenInfo) -> Tensor:
-        """The keys (B, H, S, D) that queries and P attend to: of a block with raw ones its input as it is."""
+        """The keys (B, H, S, D) that queries and P attend to; with raw keys the block's input itself."""
         raw = self.projections == "raw" and self.stock and tokens.inputs is not None
         return _split(tokens.inputs_or(k), self.num_heads) if raw else k
 
@@ -255,13 +259,13 @@ class Luna(BoundedMechanism):
         return self._read(self._scaled(q) @ keys, _count(query, q), keep, self.dropping()) @ values
 
     def kernel(self) -> PackedKernel:
-        own: Any = dict(self.own).get("write")
+        write: Any = dict(self.own).get("write")
         raw = self.projections == "raw" and bool(self.stock)
-        return PackedKernel(lambda seen, queries: self.alpha(seen, queries, self.dropping()), own, raw)
+        return PackedKernel(lambda x, queries: self.alpha(x, queries, self.dropping()), write, raw)
 
     # -------------------------------------------------------------------------------------------------- bidirectional
     def _pack(self, k: Tensor, v: Tensor, key: TokenInfo, dropout: float) -> tuple[Tensor, PackedState]:
-        """A, (B, heads that pack, l, S), and what is left of the keys."""
+        """The weights A, (B, heads that pack, l, S), and the state after packing."""
         packed, _ = self._packed(key, len(k), k)
         hidden = None if key.keep is None else ~key.keep[:, None, None]
         heads = self.pack_heads
@@ -270,33 +274,36 @@ class Luna(BoundedMechanism):
         content = _joined(weights @ (v if heads == self.num_heads else _split(_joined(v), heads)))  # Y, (B, l, H E)
         keys = self._projected("unpack_key", content)
         values = keys if self.projections == "tied" else self._projected("unpack_value", content)
-        if keys is None:  # raw; as a library they are given apart from the values
+        if keys is None:  # raw keys; in library use keys are given apart from values
             keys = _split(_joined(weights @ to_pack) if values is None else content, self.num_heads)
         values = _split(content, self.num_heads) if values is None else values
-        # As a library it may be given values of another width than P, which cannot be added to it.
+        # In library use values may have another width than P, and then cannot be added to it.
         packed = packed + content if content.shape == packed.shape else packed
         lengths = key.positions.new_full((1,), k.shape[2]) if key.keep is None else key.keep.sum(1)
-        # of a sentence that is shorter than P, as many vectors are in use as it has tokens
+        # A sentence shorter than P uses as many vectors as it has tokens.
         in_use = (torch.arange(packed.shape[1], device=k.device) < lengths.unsqueeze(1)) | self.chosen.luna_fixed_length
         return weights, PackedState(keys.mT.contiguous(), values.contiguous(), in_use.expand(len(k), -1), packed)
 
     def _unpack(self, q: Tensor, state: PackedState, dropout: float) -> Tensor:
-        """Weights (B, H, T, l) of the packed vectors for queries."""
+        """Weights (B, H, T, l) of the packed vectors for queries q (B, H, T, D)."""
         return slot_weights(self._scaled(q) @ state.keys, ~state.keep[:, None, None], dropout)
 
     # --------------------------------------------------------------------------------------------------------- causal
     def _written(self, queries: Tensor, k: Tensor, tokens: TokenInfo) -> Tensor:
-        """a, how strongly every token is written into every slot, (B, H, S, l)."""
-        seen = self._projected("write", tokens.inputs_or(k))
-        return kept(self.alpha(k if seen is None else seen, queries, self.dropping()), tokens)
+        """a: how strongly each token is written into each slot, (B, H, S, l)."""
+        x = self._projected("write", tokens.inputs_or(k))
+        return kept(self.alpha(k if x is None else x, queries, self.dropping()), tokens)
 
-    def alpha(self, seen: Tensor, queries: Tensor, dropout: float) -> Tensor:
-        """The same of tokens as they are projected to write, (B, H, S, D)."""
-        alpha = self.activation(seen @ queries.mT)
+    def alpha(self, x: Tensor, queries: Tensor, dropout: float) -> Tensor:
+        """a (B, H, S, l), given tokens x (B, H, S, D) that are already projected for writing."""
+        alpha = self.activation(x @ queries.mT)
         return F.dropout(alpha, dropout) if dropout else alpha
 
     def _read(self, logits: Tensor, count: Tensor, keep: Tensor, dropout: float) -> Tensor:
-        """Weights (B, H, T, l) of the sums of values, from the products of queries and sums of keys over `count`."""
+        """Weights (B, H, T, l) of the sums of values, given products of queries with sums of keys.
+
+        `count` is the number of tokens that each query sees.
+        """
         return slot_weights(logits / count, ~keep[:, None, None], dropout) / count
 
     def _causal(self, state: State, q: Tensor, k: Tensor, v: Tensor, tokens: TokenInfo) -> tuple[Tensor, LunaState]:
@@ -310,13 +317,13 @@ class Luna(BoundedMechanism):
 
     def _scan_parameters(self) -> Iterator[nn.Parameter]:
         yield from super()._scan_parameters()
-        of_the_block = self.stock.get("write")
-        if of_the_block is not None:
-            yield from of_the_block.parameters()
+        projection = self.stock.get("write")
+        if projection is not None:
+            yield from projection.parameters()
 
     # ------------------------------------------------------------------------------------------------------ quadratic
     def _reference(self, x: Inputs) -> Tensor:
-        # What is unpacked may be projected once more, or split into other heads: `weights` do not tell it.
+        # What is unpacked is projected again, or split into other heads, which `weights` do not include.
         if x.mask is None and (self.stock or self.pack_heads != self.num_heads):
             state = self.write(self.init_state(len(x.q), x.v.shape[3], x.k, x.key), x.k, x.v, x.key)
             return self.read(state, x.q, x.query)
@@ -336,7 +343,7 @@ class Luna(BoundedMechanism):
 
 
 def _count(tokens: TokenInfo, like: Tensor) -> Tensor:
-    """How many tokens there are up to each of them, (B or 1, 1, T, 1), at least 1."""
+    """The number of tokens up to and including each token, (B or 1, 1, T, 1), at least 1."""
     return tokens.positions[:, None, :, None].clamp_min(1).to(like.dtype)
 
 

@@ -1,4 +1,4 @@
-"""ABC with a learned control: a layer decides from each token what it writes where."""
+"""ABC with a learned control: a linear layer computes from each token how much of it is written into each slot."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from ..tokens import TokenInfo
 from .base import EMPTY_SLOTS, SLOTS
 from .sums import UNTIED, SlotSums
 
-# The control's logits are kept within plus and minus this: exp(32) and its inverse, times any number of tokens that
-# there are, are within float32, so that sums need no running maximum.
+# The control's logits are clamped to plus and minus this. Sums of exp(32) or exp(-32) over any practical number of
+# tokens are within the range of float32, so no running maximum is needed.
 LOGIT_BOUND = 32.0
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"exp": torch.exp, "relu": F.relu, "sigmoid": torch.sigmoid}
-# The least that a slot's sum is divided by. exp and sigmoid of a bounded logit are more than 1e-14, ReLU may be 0.
+# Lower bounds of the divisor, a slot's sum of the control. exp and sigmoid of a clamped logit exceed 1e-14; ReLU can
+# be 0.
 _FLOORS = {"exp": 1e-15, "relu": 1e-6, "sigmoid": 1e-15}
 
 
@@ -41,9 +42,9 @@ _FLOORS = {"exp": 1e-15, "relu": 1e-6, "sigmoid": 1e-15}
 class MLP(SlotSums):
     """ABC-MLP: a learned control alpha_i = exp(W x_i), or relu or sigmoid, and phi_i = alpha_i / sum_j alpha_j.
 
-    x_i is the block's input (cross-attention: the encoder's output), W (H n, C) is separate for every head and has no
-    bias, and all layers of a block share it unless `abc_untied`. Slot j is an attention whose query W_j does not
-    depend on the text. (Peng et al., 2022, arXiv:2110.02488, section 4; causal sums: appendix B.1.)
+    x_i is the block's input (in cross-attention the encoder's output). W (H n, C) has n rows for each head and no bias;
+    all layers of a block share it unless `abc_untied`. With exp, slot j is a softmax attention whose query, W_j, does
+    not depend on the text. (Peng et al., 2022, arXiv:2110.02488, section 4; causal sums: appendix B.1.)
     """
 
     capabilities = Capabilities(prefixes=False, needs_inputs=True)
@@ -69,7 +70,7 @@ class MLP(SlotSums):
         return self.alpha(logits).unflatten(-1, (self.num_heads, self.slots)).transpose(1, 2)
 
     def alpha(self, logits: Tensor) -> Tensor:
-        """The control of its logits W x."""
+        """The control, given its logits W x."""
         return self.activation(logits.clamp(-LOGIT_BOUND, LOGIT_BOUND))
 
     def kernel(self) -> SlotKernel:

@@ -1,4 +1,4 @@
-"""ABC with a fixed control: a token's position alone says which slot it goes to."""
+"""ABC with a fixed control: a token's position alone determines its slot."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .sums import SlotSums
 
 
 class Placed(SlotSums):
-    """Every token goes to one slot or to none, phi_i = e_j or 0."""
+    """Every token is written into one slot or none: phi_i = e_j or 0."""
 
     capabilities = Capabilities(prefixes=False, normalized=False)
     positional = True
 
     @abstractmethod
     def places(self, tokens: TokenInfo) -> Tensor:
-        """The slot of every token, from 0, or a number that no slot has: (B or 1, H or 1, S)."""
+        """The slot of each token, from 0; any other number means none. (B or 1, H or 1, S)."""
 
     def control(self, k: Tensor, tokens: TokenInfo) -> Tensor:
         slots = torch.arange(self.slots, device=k.device)
@@ -35,9 +35,9 @@ class Placed(SlotSums):
 
 @register("abc-random", SLOTS, EMPTY_SLOTS, Option("abc_seed", 1, "abc-random: seed of the slots drawn"))
 class Random(Placed):
-    """Random control (ABC-RD): token i goes to a slot j that is drawn for it, phi_i = e_j, and slots are sums.
+    """Random control (ABC-RD): token i is written into a random slot j, phi_i = e_j; slots are sums.
 
-    Head, position and seed determine the draw, so it is the same for all sentences, in training and in generation, and
+    Head, position and seed determine the slot, so it is the same for all sentences, in training and generation, and
     after loading. (Peng et al., 2022, arXiv:2110.02488, section A.2.)
     """
 
@@ -48,7 +48,7 @@ class Random(Placed):
 
 
 def _scrambled(x: Tensor) -> Tensor:
-    """A 32-bit number for each integer, without a pattern: the finalizer of MurmurHash3."""
+    """A pseudo-random 32-bit number for each integer: the finalizer of MurmurHash3."""
     low = 0xFFFFFFFF
     x = x & low
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & low
@@ -57,9 +57,10 @@ def _scrambled(x: Tensor) -> Tensor:
 
 
 class Segmented(Placed):
-    """A text is cut into segments, one for each slot.
+    """Cuts a text into segments, one for each slot.
 
-    Their length is given, or else that of the sentence over the number of slots, rounded up, which no decoder knows.
+    Their length is the option `size`. If that is 0, it is the sentence's length divided by the number of slots, rounded
+    up, which decoder self-attention cannot know.
     """
 
     size: ClassVar[Option]
@@ -78,7 +79,7 @@ class Segmented(Placed):
         return f"give {self.flag} a number for decoder-self, as in 0/16/0"
 
     def _length(self, tokens: TokenInfo) -> int | Tensor:
-        """Tokens in a segment, or for each sentence, (B or 1, 1)."""
+        """Tokens of a segment: one number, or one for each sentence, (B or 1, 1)."""
         if self.segment:
             return self.segment
         if tokens.lengths is None:
@@ -89,17 +90,17 @@ class Segmented(Placed):
 POOL_SIZE = Option(
     "abc_pool_size",
     "0/0/0",
-    "abc-pool: tokens that share a slot, one number or ENCODER/DECODER/CROSS; 0 is the sentence's length over the "
-    "slots and does not serve decoder-self",
+    "abc-pool: tokens that share a slot, one number or ENCODER/DECODER/CROSS; 0 is the sentence's length divided by "
+    "the slots, and not supported in decoder-self",
 )
 
 
 @register("abc-pool", SLOTS, EMPTY_SLOTS, POOL_SIZE)
 class Pool(Segmented):
-    """Compressive mean pooling: token i goes to slot j = ceil(i / c) with weight 1 / c, phi_i = e_j / c.
+    """Compressive mean pooling: token i is written into slot j = ceil(i / c) with weight 1 / c, phi_i = e_j / c.
 
-    c is `abc_pool_size`, and then there is room for n c tokens, or the sentence's length over n, rounded up. (Rae et
-    al., 2020, arXiv:1911.05507; Peng et al., 2022, arXiv:2110.02488, section A.3.)
+    c is `abc_pool_size`, which limits texts to n c tokens, or, if that is 0, the sentence's length divided by n,
+    rounded up. (Rae et al., 2020, arXiv:1911.05507; Peng et al., 2022, arXiv:2110.02488, section A.3.)
     """
 
     size = POOL_SIZE
@@ -124,7 +125,7 @@ GLOBAL_EVERY = Option(
     "abc_global_every",
     "0/1/0",
     "abc-global: every N-th token is global, from the first until all slots are taken, one number or "
-    "ENCODER/DECODER/CROSS; 0 spreads them over the sentence and does not serve decoder-self",
+    "ENCODER/DECODER/CROSS; 0 spreads them over the sentence, and is not supported in decoder-self",
 )
 
 
@@ -132,11 +133,11 @@ GLOBAL_EVERY = Option(
 class Global(Segmented):
     """Local-to-global attention: only global tokens are seen, phi_i = e_j if token i is the j-th of them, else 0.
 
-    Every `abc_global_every`-th token is global, beginning with the first, as long as there are slots. (Beltagy et al.,
-    2020, arXiv:2004.05150; Peng et al., 2022, arXiv:2110.02488, section A.1.)
+    Every `abc_global_every`-th token is global, from the first until all slots are taken. (Beltagy et al., 2020,
+    arXiv:2004.05150; Peng et al., 2022, arXiv:2110.02488, section A.1.)
     """
 
-    capabilities = Capabilities(prefixes=False)  # a slot holds one token
+    capabilities = Capabilities(prefixes=False)  # normalized, as a slot holds one token
     size = GLOBAL_EVERY
 
     def places(self, tokens: TokenInfo) -> Tensor:

@@ -1,6 +1,6 @@
 """ABC with a memory that is a sum over the keys: K~ = sum_i phi_i k_i^T and V~ = sum_i phi_i v_i^T (see `base`).
 
-The members differ in their control alone: what a token writes into which slot.
+The members differ only in their control: how much of a token is written into each slot.
 
 Shapes: B batch, H heads, T queries, S keys, n slots, D head dimension, E value dimension.
 """
@@ -21,12 +21,12 @@ from ..options import Option
 from ..tokens import TokenInfo
 from .base import BoundedMechanism, added, causal_sums, kept, slot_weights
 
-UNTIED = Option("abc_untied", False, "abc: a learned control of its own in every layer, not one for all of a block")
+UNTIED = Option("abc_untied", False, "abc: a separate learned control in every layer, not one for all of a block")
 
 
 @dataclass
 class SlotState(State):
-    """A memory of sums: K~ (B, H, D, n), V~ (B, H, n, E), and the sum of the control in each slot, (B, H, n)."""
+    """The sums K~ (B, H, D, n) and V~ (B, H, n, E), and the sum of the control in each slot, (B, H, n)."""
 
     keys: Tensor
     values: Tensor
@@ -36,29 +36,29 @@ class SlotState(State):
 class SlotSums(BoundedMechanism):
     """Members whose memory is a sum over the keys, with a control phi_i = alpha_i or alpha_i / sum_j alpha_j.
 
-    The quotient, slot by slot, is taken when the memory is read, which makes the causal one linear in time (appendix
-    B.1): over the keys so far there, over all keys in a bidirectional block.
+    The division, slot by slot, happens when the memory is read, which makes causal attention linear in time (appendix
+    B.1). j runs over the keys so far in a causal block, over all keys in a bidirectional one.
     """
 
     state_class = SlotState
     #: whether the control is divided by its sum in each slot
     normalized: bool = False
-    #: the least that it is divided by
+    #: lower bound of the divisor
     floor: float = 1.0
-    #: whether a slot can be empty when something has been read
+    #: whether slots can be empty after tokens were written
     gaps: bool = True
-    #: whether `control` is a function of the tokens' positions alone
+    #: whether `control` depends only on the tokens' positions
     positional: bool = False
 
     @abstractmethod
     def control(self, k: Tensor, tokens: TokenInfo) -> Tensor:
-        """What tokens (B, H, S, D) write into every slot, alpha: (B or 1, H or 1, S, n); the caller masks padding."""
+        """The control alpha of keys (B, H, S, D) for each slot, (B or 1, H or 1, S, n). The caller masks padding."""
 
     def kernel(self) -> SlotKernel:
         return SlotKernel(self.reading(), self.positional)
 
     def reading(self) -> Reading:
-        """How the kernel reads the memory."""
+        """How queries read the memory, for `kernel`."""
         return Reading(True, self.normalized, self.gaps and not self.literal, self.floor)
 
     def init_state(
@@ -81,7 +81,7 @@ class SlotSums(BoundedMechanism):
         return kept(self.control(k, tokens), tokens).expand(*k.shape[:3], self.slots)
 
     def _read(self, logits: Tensor, mass: Tensor, dropout: float) -> Tensor:
-        """Weights (.., T, n) of the sums in V~, from the products of queries and the sums in K~."""
+        """Weights (.., T, n) of the sums in V~, given the products of queries with K~ and the mass of each slot."""
         empty = mass <= 0 if self.gaps and not self.literal else None
         if not self.normalized:
             return slot_weights(logits, empty, dropout)
@@ -99,6 +99,6 @@ class SlotSums(BoundedMechanism):
         keys, values, before = self._tensors(state)
         alpha = self._control(k, tokens)
         logits, keys = causal_sums(self._scaled(q), k, alpha, keys)
-        mass = alpha.cumsum(2) + before.unsqueeze(2)
+        mass = linear.running_sums(alpha) + before.unsqueeze(2)
         out, values = causal_sums(self._read(logits, mass, self.dropping()), alpha, v, values)
         return out, SlotState(keys, values, mass[:, :, -1].clone())

@@ -1,4 +1,4 @@
-"""ABC that remembers the last tokens: sliding and dilated windows."""
+"""ABC that keeps the last tokens: sliding and dilated windows."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from torch import Tensor
 from ..capabilities import DECODER_CROSS, ENCODER_SELF, Capabilities
 from ..masks import Mask
 from ..mechanism import State
+from ..ops import dispatch
 from ..ops.precision import accumulated, in_float32
 from ..registry import register
 from ..tokens import TokenInfo
 from .base import EMPTY_SLOTS, SLOTS, BoundedMechanism, slot_weights
 
-# The position of what is not there: before all windows.
+# The position of padding and of missing tokens: before any window.
 NOWHERE = -(2**40)
 _REASON = "it keeps the tokens just before a query, an order that only a causal block has"
 
 
 @dataclass
 class WindowState(State):
-    """The last R tokens that were read: keys (B, H, R, D), values (B, H, R, E) and their positions, (B, R).
+    """The last R tokens read: keys (B, H, R, D), values (B, H, R, E) and positions (B, R).
 
-    Before R tokens were read, zeros fill it.
+    Until R tokens were read, it is filled with zeros.
     """
 
     keys: Tensor
@@ -35,19 +36,19 @@ class WindowState(State):
 
 @register("abc-window", SLOTS, EMPTY_SLOTS)
 class Window(BoundedMechanism):
-    """Sliding window: K~_t = U K~_{t-1} + e_n k_t^T with the shift U, so a query sees the last n tokens, its own too.
+    """Sliding window: K~_t = U K~_{t-1} + e_n k_t^T with the shift U. A query sees the last n tokens, its own too.
 
-    The oldest leaves when a token comes. (Peng et al., 2022, arXiv:2110.02488, section 3.3.)
+    Each token replaces the oldest. (Peng et al., 2022, arXiv:2110.02488, section 3.3.)
     """
 
     capabilities = Capabilities({ENCODER_SELF: _REASON, DECODER_CROSS: _REASON}, prefixes=False)
     state_class = WindowState
-    #: which tokens of the past are seen: every one, every second
+    #: distance between the tokens that a query sees
     dilation: ClassVar[int] = 1
 
     @property
     def reach(self) -> int:
-        """How many tokens a window spans."""
+        """The number of tokens that a window spans."""
         return self.slots * self.dilation
 
     def init_state(
@@ -55,7 +56,7 @@ class Window(BoundedMechanism):
     ) -> WindowState:
         like = accumulated(like)
         keys, values = (like.new_zeros(batch, self.num_heads, self.reach, d) for d in (self.head_dim, value_dim))
-        # Taken literally, what is not there yet is zeros at the positions before the first.
+        # With literal empty slots, missing tokens are visible zeros at the positions before the first.
         positions = torch.arange(1 - self.reach, 1, device=like.device) + (0 if self.literal else NOWHERE)
         return WindowState(keys, values, positions.expand(batch, -1))
 
@@ -66,36 +67,37 @@ class Window(BoundedMechanism):
     @in_float32
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
         keys, values, positions = self._tensors(state)
-        return self._seen(q, keys, query.positions, positions, self.dropping()) @ values
+        return self._window_weights(q, keys, query.positions, positions, self.dropping()) @ values
 
     def _causal(self, state: State, q: Tensor, k: Tensor, v: Tensor, tokens: TokenInfo) -> tuple[Tensor, State]:
-        outputs, size = [], max(64, self.reach)  # pairs of tokens are compared within about one window
+        # All pairs of a block are compared. On a CPU it is about one window.
+        outputs, size = [], max(dispatch.bounds(q.device).window, self.reach)
         parts = zip(*(x.split(size, 2) for x in (q, k, v)), strict=True)
         for i, (some_q, some_k, some_v) in enumerate(parts):
             here = tokens.narrow(i * size, (i + 1) * size)
             joined = self._joined(state, some_k, some_v, here)
-            weights = self._seen(some_q, joined.keys, here.positions, joined.positions, self.dropping())
+            weights = self._window_weights(some_q, joined.keys, here.positions, joined.positions, self.dropping())
             outputs.append(weights @ joined.values)
             state = self._latest(joined, here)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2), state
 
-    def _seen(self, q: Tensor, k: Tensor, query: Tensor, key: Tensor, dropout: float) -> Tensor:
-        """Weights of the keys at positions (B, S) for queries at positions (B or 1, T)."""
+    def _window_weights(self, q: Tensor, k: Tensor, query: Tensor, key: Tensor, dropout: float) -> Tensor:
+        """Weights (B, H, T, S) of keys at positions `key` (B, S) for queries at positions `query` (B or 1, T)."""
         distance = (query.unsqueeze(-1) - key.unsqueeze(1)).unsqueeze(1)
         hidden = (distance < 0) | (distance >= self.reach) | (distance % self.dilation > 0)
         weights = slot_weights(self._scaled(q) @ k.mT, hidden, dropout)
-        return weights.masked_fill(hidden, 0)  # padding before the first token sees nothing at all
+        return weights.masked_fill(hidden, 0)  # left padding sees no token at all
 
     def _joined(self, state: State, k: Tensor, v: Tensor, tokens: TokenInfo) -> WindowState:
-        """A window with more tokens; padding stands nowhere."""
+        """The window followed by these tokens; padding gets the position NOWHERE."""
         keys, values, positions = self._tensors(state)
         new = tokens.positions if tokens.keep is None else tokens.positions.where(tokens.keep, NOWHERE)
         positions = torch.cat([positions, new.expand(k.shape[0], -1)], 1)
         return WindowState(torch.cat([keys, k], 2), torch.cat([values, v], 2), positions)
 
     def _latest(self, joined: WindowState, last: TokenInfo) -> WindowState:
-        """What the next query may see, after the `last` tokens were joined."""
-        if last.keep is None and last.positions.shape[1] >= self.reach:  # so they are the last columns
+        """The part of `joined` that later queries may see; `last` are the tokens that were joined."""
+        if last.keep is None and last.positions.shape[1] >= self.reach:  # without padding: the last columns
             return WindowState(*(x.narrow(x.dim() // 2, -self.reach, self.reach) for x in joined.tensors().values()))
         positions, columns = joined.positions.topk(self.reach, 1, sorted=False)
         columns = columns[:, None, :, None]
@@ -104,15 +106,15 @@ class Window(BoundedMechanism):
 
     def _composed(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
         joined = self._joined(self.init_state(len(k), k.shape[3], k), k, k, key)
-        return self._seen(q, joined.keys, query.positions, joined.positions, dropout)[..., self.reach :]
+        return self._window_weights(q, joined.keys, query.positions, joined.positions, dropout)[..., self.reach :]
 
 
 @register("abc-dilated", SLOTS, EMPTY_SLOTS)
 class Dilated(Window):
-    """Dilated window: a token is pushed to that of two queues which has its parity, and a query reads the same queue.
+    """Dilated window: tokens at odd and even positions form two queues, and a query reads the one of its own parity.
 
-    So it sees n tokens, its own and every second one before it; both queues together hold 2 n. (Peng et al., 2022,
-    arXiv:2110.02488, appendix A.4.)
+    It therefore sees n tokens: itself and every second one before it. The two queues together hold 2 n tokens. (Peng
+    et al., 2022, arXiv:2110.02488, appendix A.4.)
     """
 
     dilation = 2

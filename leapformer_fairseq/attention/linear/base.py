@@ -1,6 +1,6 @@
-"""The base of every mechanism whose similarity is a dot product of feature maps (the kernel trick).
+"""The base of mechanisms whose similarity is a dot product of mapped queries and keys (the kernel trick).
 
-A subclass says how queries and keys are mapped; the executions, the state and the weights are the same for all.
+A subclass defines the feature map; executions, state and weights are the same for all.
 """
 
 from __future__ import annotations
@@ -30,46 +30,46 @@ NORMALIZER_FLOOR = Option(
 
 @dataclass(frozen=True)
 class Features:
-    """Mapped tokens of one side, `x` (B, H, T, F): the similarity of a query and a key is their dot product.
+    """Mapped queries or keys, `x` (B, H, T, F): the similarity of a query and a key is their dot product.
 
-    `norm` replaces it in the normalizer where a mechanism needs that (RoPE).
+    `norm` replaces `x` in the normalizer, for mechanisms that use other features there (RoPE).
     """
 
     x: Tensor
     norm: Tensor | None = None
 
     def expanded(self) -> Tensor:
-        """The features as one tensor, (B, H, T, F)."""
+        """The features as one tensor, (B, H, T, F); a subclass may hold them in factors."""
         return self.x
 
     def scores(self, keys: Self) -> Tensor:
-        """Similarities of these queries and all keys, (B, H, T, S)."""
+        """Similarities of these queries with all keys, (B, H, T, S)."""
         return linear.scores(self.x, keys.x)
 
     def kept(self, keep: Tensor) -> Features:
-        """The same with zeros where `keep`, (B, T), is False."""
+        """The features with zeros where `keep` (B, T) is False."""
         mask = keep[:, None, :, None].to(self.x.dtype)
         return replace(self, x=self.x * mask, norm=None if self.norm is None else self.norm * mask)
 
 
 @dataclass
 class LinearState(State):
-    """K^T V and, in the last column, the sum of the keys as the normalizer sees them, (B, H, F, E + 1).
+    """K^T V and, in the last column, the sum of the keys' features in the normalizer: (B, H, F, E + 1).
 
-    Without that column, (B, H, F, E), where there is no normalizer.
+    Mechanisms without a normalizer do not have this column: (B, H, F, E).
     """
 
     kv: Tensor
 
 
 class LinearMechanism(Mechanism):
-    """Maps tokens to features, sums over visible keys, and divides by the normalizer.
+    """Maps tokens to features, sums over the visible keys, and divides by the normalizer.
 
-    Sums are float32 (float64 for double inputs) whatever the inputs are, also under autocast. Attention dropout has no
-    meaning here and is not applied.
+    Sums are float32 (float64 for double inputs) for inputs of any precision, also under autocast. Attention dropout is
+    not applied: there are no probabilities to drop.
     """
 
-    #: width of the features over the head dimension
+    #: number of features per head dimension
     features_per_dim: ClassVar[int] = 1
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
@@ -79,11 +79,11 @@ class LinearMechanism(Mechanism):
 
     @abstractmethod
     def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
-        """Features of queries (B, H, T, D), each token's by itself."""
+        """Features of queries (B, H, T, D); each token is mapped independently."""
 
     @abstractmethod
     def map_keys(self, x: Tensor, tokens: TokenInfo) -> Features:
-        """Features of keys (B, H, S, D), each token's by itself. The caller masks padding."""
+        """Features of keys (B, H, S, D); each token is mapped independently. The caller masks padding."""
 
     def init_state(
         self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
@@ -96,7 +96,7 @@ class LinearMechanism(Mechanism):
 
     @in_float32
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
-        return linear.normalize(_read(_kv(state), self.map_queries(q, query), q.dtype), self.normalizer_floor)
+        return linear.normalize(_read(_kv(state), self.map_queries(q, query)), self.normalizer_floor)
 
     def scan(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
@@ -108,7 +108,7 @@ class LinearMechanism(Mechanism):
     def loop(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
     ) -> tuple[Tensor, State]:
-        # By all pairs, which a graph computes faster than token by token.
+        # All pairs: in a graph this is faster than a loop over tokens.
         return self._by_pairs(_kv(state), Inputs(q, k, v, query, key, with_state(mask)))
 
     def _segment(self, state: State, x: Inputs, saved: Saved | None = None) -> tuple[Tensor | None, LinearState]:
@@ -124,14 +124,15 @@ class LinearMechanism(Mechanism):
             return linear.normalize(sums, self.normalizer_floor, v.dtype, saved=saved), LinearState(kv)
 
     def _by_pairs(self, kv: Tensor, x: Inputs) -> tuple[Tensor, LinearState]:
-        """`scan`, comparing all pairs of these queries and keys."""
+        """`scan`, but comparing all pairs of these queries and keys."""
         q, k, v, query, key, mask = x
         with without_autocast(q.device):
             fq, fk = self.map_queries(accumulated(q), query), self._keys(k, key)
             scores, totals = _scores(fq, fk, mask)
-            sums = torch.cat([scores @ accumulated(v), totals], -1) + _read(kv, fq, q.dtype)
-            own = mask.own(k.shape[2], k.device) if isinstance(mask, ChunkMask) else None
-            kv = _added(kv, fk if own is None else fk.kept(own.unsqueeze(0)), v)
+            sums = torch.cat([scores @ accumulated(v), totals], -1) + _read(kv, fq)
+            if isinstance(mask, ChunkMask):  # copies for look-ahead are not written to the state
+                fk = fk.kept(mask.own(k.shape[2], k.device).unsqueeze(0))
+            kv = _added(kv, fk, v)
             return linear.normalize(sums, self.normalizer_floor, v.dtype), LinearState(kv)
 
     def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
@@ -142,7 +143,7 @@ class LinearMechanism(Mechanism):
         return dispatch.few_pairs(x.q, x.k, x.mask, self.features)
 
     def _keys(self, k: Tensor, tokens: TokenInfo) -> Features:
-        """Mapped keys with padding at zero: the features are masked, since phi(0) is not 0 for every map."""
+        """Features of keys, zero at padding. Features are masked, not keys: phi(0) is not 0 for every map."""
         features = self.map_keys(accumulated(k), tokens)
         return features if tokens.keep is None else features.kept(tokens.keep)
 
@@ -152,29 +153,31 @@ def _kv(state: State) -> Tensor:
 
 
 def _scores(fq: Features, fk: Features, mask: Mask) -> tuple[Tensor, Tensor]:
-    """Similarities (B, H, T, S) of queries and the keys they see, and the normalizer of each query, (B, H, T, 1)."""
+    """Similarities (B, H, T, S), 0 where a query does not see a key, and the normalizer of each query, (B, H, T, 1)."""
     visible = with_state(mask)
 
-    def hidden(scores: Tensor) -> Tensor:
+    def masked(scores: Tensor) -> Tensor:
         return scores if visible is None else scores * visible.mask(scores.shape[2], scores.shape[3], scores.device)
 
-    scores = hidden(fq.scores(fk))
-    total = scores if fq.norm is None or fk.norm is None else hidden(linear.scores(fq.norm, fk.norm))
+    scores = masked(fq.scores(fk))
+    total = scores if fq.norm is None or fk.norm is None else masked(linear.scores(fq.norm, fk.norm))
     return scores, total.sum(-1, keepdim=True)
 
 
 def _sums(kv: Tensor, fq: Features, fk: Features, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
-    """Sums (B, H, T, E + 1), the normalizer in the last column, of queries that see a state and more keys each."""
-    device, dtype = v.device, v.dtype
+    """Sums (B, H, T, E + 1) of queries over the state `kv` and the keys that they see; the new state.
+
+    The last column of the sums is the normalizer.
+    """
+    v = accumulated(v)
     if mask is None:
         kv = _added(kv, fk, v)
-        return _read(kv, fq, dtype), kv
+        return _read(kv, fq), kv
 
     def run(q: Tensor, k: Tensor, v: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
         if isinstance(mask, ChunkMask):
-            return linear.chunked_sums(q, k, accumulated(v), first, mask, dispatch.bounds(device).chunk_tokens)
-        q, k, v = (dispatch.operand(x, dtype) for x in (q, k, v))
-        return linear.prefix_sums(q, k, v, first, mask, dispatch.chunk_of(device, mask.ratio))
+            return linear.chunked_sums(q, k, v, first, mask, dispatch.bounds(v.device).chunk_tokens)
+        return linear.prefix_sums(q, k, v, first, mask, dispatch.chunk_of(v.device, mask.ratio))
 
     if fq.norm is None or fk.norm is None:
         return run(fq.expanded(), fk.expanded(), linear.append_ones(v), kv)
@@ -186,24 +189,23 @@ def _sums(kv: Tensor, fq: Features, fk: Features, v: Tensor, mask: Mask) -> tupl
     return torch.cat(sums, -1), torch.cat(states, -1)
 
 
-def _read(kv: Tensor, fq: Features, like: torch.dtype) -> Tensor:
-    """Sums of queries over a state, the normalizer in the last column."""
+def _read(kv: Tensor, fq: Features) -> Tensor:
+    """Sums (B, H, T, E + 1) of queries over a state; the last column is the normalizer."""
     if fq.norm is None:
-        return linear.read_state(dispatch.operand(fq.expanded(), like), kv)
-    sums = linear.read_state(dispatch.operand(fq.expanded(), like), kv[..., :-1])
+        return linear.read_state(fq.expanded(), kv)
+    sums = linear.read_state(fq.expanded(), kv[..., :-1])
     return torch.cat([sums, linear.read_state(fq.norm, kv[..., -1:])], -1)
 
 
 def _added(kv: Tensor, fk: Features, v: Tensor) -> Tensor:
-    """The state with mapped keys and their values added; in place where no gradient is wanted."""
-    like, v, k = v.dtype, accumulated(v), fk.expanded()
-    if v.shape[2] == 1 and not torch.is_grad_enabled():  # without new tensors of the state's size
+    """The state after mapped keys and their values are added to it; in place if gradients are disabled."""
+    v, k = accumulated(v), fk.expanded()
+    if v.shape[2] == 1 and not torch.is_grad_enabled():  # allocates no tensor of the state's size
         kv[..., :-1].addcmul_(k.mT, v)
         kv[..., -1:].add_((k if fk.norm is None else fk.norm).mT)
         return kv
-    k = dispatch.operand(k, like)
     if fk.norm is None:
-        new = linear.state_of(k, dispatch.operand(linear.append_ones(v), like), last=True)
+        new = linear.state_of(k, linear.append_ones(v), last=True)
     else:
-        new = torch.cat([linear.state_of(k, dispatch.operand(v, like), last=True), fk.norm.sum(-2).unsqueeze(-1)], -1)
+        new = torch.cat([linear.state_of(k, v, last=True), fk.norm.sum(-2).unsqueeze(-1)], -1)
     return kv + new if torch.is_grad_enabled() else kv.add_(new)

@@ -1,4 +1,4 @@
-"""cosFormer: linear attention that prefers keys at the same relative position."""
+"""cosFormer: linear attention that favours keys at the same relative position."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _REMEDY = (
     Option(
         "cosformer_overrun",
         "saturate",
-        "cosformer: behind the assumed or predicted length proportions stay at 1 (saturate), or grow on, as in the "
-        "paper, until weights turn negative (extrapolate)",
+        "cosformer: beyond the assumed or predicted length, proportions stay at 1 (saturate) or, as in the paper, keep "
+        "growing until weights turn negative (extrapolate)",
         ("saturate", "extrapolate"),
     ),
     Option(
         "cosformer_step",
         0,
-        "cosformer: a sequence still being written whose length is neither known nor predicted is taken to be as long "
-        "as the next multiple of this; 0 means none",
+        "cosformer: the length of a sequence still being written, if neither known nor predicted, is assumed to be the "
+        "next multiple of this; 0 means none",
         least=0,
     ),
 )
@@ -52,11 +52,12 @@ class CosFormer(LinearMechanism):
     """cosFormer: relu(q_i) . relu(k_j) cos(pi/2 (i/N - j/M)), positions from 1.
 
     Qin et al., 2022, arXiv:2202.08791, eq. 10. N and M are the lengths of the two sides (Agostinelli et al., 2023,
-    Modular Linearized Attention, eq. 8). A target that is still being written has none: a predicted one stands in, or
-    else `cosformer_length`, in training too, so that training does not see a length that generation will not know.
-    Beyond it the proportion stays at 1 and weights stay positive, unless `cosformer_overrun` asks for the paper's way.
-    `cosformer_step` gives it the length of the next step instead (after Agostinelli et al., 2024, arXiv:2405.13046,
-    appendix A.8). Keys keep the proportions that they were written with, as a state cannot be rescaled.
+    Modular Linearized Attention, eq. 8). While a target is being generated its length is unknown: a predicted length
+    is used, or else `cosformer_length`, also in training, which must not see a length that generation will not know.
+    Beyond this length the proportion stays at 1, so no weight is negative; with `cosformer_overrun` "extrapolate" it
+    grows as in the paper. With `cosformer_step` the length is the next multiple of it instead (after Agostinelli et
+    al., 2024, arXiv:2405.13046, appendix A.8). Keys keep the proportions they were written with, because a state cannot
+    be rescaled.
     """
 
     features_per_dim = 2
@@ -94,7 +95,7 @@ class CosFormer(LinearMechanism):
     map_keys = map_queries
 
     def _proportions(self, positions: Tensor, lengths: Tensor | None) -> Tensor:
-        """i/N of positions (B or 1, T) in sequences of `lengths` (B or 1,), (B or 1, T), float64."""
+        """Proportions i/N, (B or 1, T), in float64, of positions (B or 1, T) in sequences of `lengths` (B or 1,)."""
         positions = positions.double()
         if lengths is not None:
             whole: Tensor | int = lengths.double().clamp_min(1).unsqueeze(1)
@@ -110,6 +111,6 @@ class CosFormer(LinearMechanism):
         return LinearKernel("relu", self.normalizer_floor, proportion=self._proportion_at)
 
     def _proportion_at(self, position: int, lengths: Tensor | None) -> Tensor:
-        """The proportion of one token per sequence, (B or 1,)."""
+        """The proportion at one position in each sequence, (B or 1,)."""
         device = None if lengths is None else lengths.device
         return self._proportions(torch.tensor([[position]], device=device), lengths).squeeze(1)

@@ -14,12 +14,15 @@ from .base import NORMALIZER_FLOOR, Features, LinearMechanism
 
 
 def elu1(x: Tensor) -> Tensor:
-    """elu(x) + 1 > 0: x + 1 above 0, exp(x) below, where the sum would cancel (0 from -18 on in float32)."""
+    """elu(x) + 1 > 0: x + 1 above 0, exp(x) below.
+
+    exp(x) is computed directly: in float32, (exp(x) - 1) + 1 is 0 from about -18 downwards.
+    """
     return _ELU1.apply(x) if torch.is_grad_enabled() else _ELU1.forward(x)
 
 
 class _ELU1(torch.autograd.Function):
-    """The derivative is min(1, out), so the output is all that is kept."""
+    """The derivative is min(1, output), so only the output is saved."""
 
     generate_vmap_rule = True
 

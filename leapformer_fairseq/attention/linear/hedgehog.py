@@ -1,4 +1,4 @@
-"""Hedgehog: learned feature maps as pointed as softmax, to turn trained softmax models into recurrent ones."""
+"""Hedgehog: learned feature maps as peaked as softmax, for converting trained softmax models into recurrent ones."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .base import NORMALIZER_FLOOR, Features, LinearMechanism
 IMPORTANCE = Option(
     "hedgehog_importance",
     False,
-    "hedgehog: multiply a key's features, which always add up to the same, by sigmoid(w . k + b): it may not matter",
+    "hedgehog: multiply a key's features by sigmoid(w . k + b); their sum is otherwise the same for every key",
 )
-IMPORTANT = 4.0  # b at first
+IMPORTANT = 4.0  # initial b: at first the factor is 0.98
 
 
 @register("hedgehog", NORMALIZER_FLOOR, IMPORTANCE)
 class Hedgehog(LinearMechanism):
-    """Hedgehog: phi(x) = [softmax(W x), softmax(-W x)], W learned for each head, one for q and one for k.
+    """Hedgehog: phi(x) = [softmax(W x), softmax(-W x)], with a learned W per head for queries and one for keys.
 
-    W begins as the identity. Meant to begin as a trained softmax model (`leapformer linearize`). Zhang et al., 2024,
-    arXiv:2402.04347, section 4.2; the two softmaxes as in Zhang et al., 2024, arXiv:2410.10254.
+    W is initially the identity. Meant for converting a trained softmax model (`leapformer linearize`). Zhang et al.,
+    2024, arXiv:2402.04347, section 4.2; the two softmaxes as in Zhang et al., 2024, arXiv:2410.10254.
     """
 
     features_per_dim = 2
@@ -41,15 +41,15 @@ class Hedgehog(LinearMechanism):
             self.importance_bias = nn.Parameter(torch.full((num_heads, 1, 1), IMPORTANT))
 
     def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
-        return Features(_pointed(x, self.query_map))
+        return Features(_two_softmaxes(x, self.query_map))
 
     def map_keys(self, x: Tensor, tokens: TokenInfo) -> Features:
-        features = _pointed(x, self.key_map)
+        features = _two_softmaxes(x, self.key_map)
         if self.importance is not None:
             features = features * (by_head(x, self.importance.mT) + self.importance_bias.to(x.dtype)).sigmoid()
         return Features(features)
 
 
-def _pointed(x: Tensor, weight: Tensor) -> Tensor:
+def _two_softmaxes(x: Tensor, weight: Tensor) -> Tensor:
     x = by_head(x, weight)
     return torch.cat([x.softmax(-1), (-x).softmax(-1)], -1)

@@ -1,4 +1,4 @@
-"""LeaPformer: the cosine reweighting of cosFormer with proportions learned from the content."""
+"""LeaPformer: cosFormer's cosine reweighting, with proportions that a network computes from each token."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from .reweighting import CosReweighted, ProportionNetwork
 class LeaP(LinearMechanism):
     """LeaPformer: relu(q) . relu(k) cos(pi/2 (LeaP_Q(q) - LeaP_K(k))).
 
-    Weights are positive, positions enter only through the embeddings, and no length is needed, so the state can grow
-    with a stream. The proportion networks read features after the ReLU, as the released code does, unless `leap_input`
-    asks for the queries and keys of eq. 10. These are not scaled by 1 / sqrt(D), as the queries of the released fairseq
-    code are. (Agostinelli et al., 2024, arXiv:2405.13046, eq. 8-10.)
+    Weights are never negative, positions enter only through the embeddings, and no length is needed, so tokens of a
+    stream can be added to the state as they arrive. The proportion networks read relu(q) and relu(k), as in the
+    released code, or, with `leap_input` "raw", q and k, as in eq. 10. Neither is scaled by 1 / sqrt(D), unlike the
+    queries in the released fairseq code. (Agostinelli et al., 2024, arXiv:2405.13046, eq. 8-10.)
     """
 
     features_per_dim = 2
@@ -62,7 +62,7 @@ class LeaP(LinearMechanism):
 def proportion_networks(
     head_dim: int, num_heads: int, chosen: SimpleNamespace
 ) -> tuple[ProportionNetwork, ProportionNetwork]:
-    """The networks of queries and of keys. Raises LeapformerError for a factor that does not divide `head_dim`."""
+    """The networks for queries and for keys. Raises LeapformerError for a factor that does not divide `head_dim`."""
     factor: int = chosen.leap_factor
     if factor < 1 or head_dim % factor:
         divisors = [n for n in range(1, head_dim + 1) if head_dim % n == 0]
@@ -74,12 +74,12 @@ def proportion_networks(
 
 
 def leap_features(x: Tensor, network: ProportionNetwork, chosen: SimpleNamespace) -> Features:
-    """relu(x) of queries or keys x (B, H, T, D), reweighted by the proportions that their network finds."""
+    """relu(x) of queries or keys x (B, H, T, D), reweighted by the proportions that `network` computes."""
     features = F.relu(x)
     return CosReweighted(features, proportion=network(x if chosen.leap_input == "raw" else features))
 
 
 def leap_kernel(mechanism: Any) -> LinearKernel:
-    """The description of a mechanism with such features."""
+    """The description of a mechanism with these features."""
     networks = mechanism.query_proportion, mechanism.key_proportion
     return LinearKernel("relu", mechanism.normalizer_floor, networks, mechanism.chosen.leap_input == "raw")

@@ -1,4 +1,4 @@
-"""Performer: softmax's kernel by random features."""
+"""Performer: the softmax kernel, estimated with random features."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SEED = 1
 
 @register("performer", NORMALIZER_FLOOR, FEATURES)
 class Performer(LinearMechanism):
-    """FAVOR+: phi_f(x) = exp(w_f . x - |x|^2 / 2) for x / D^(1/4), with random orthogonal w.
+    """FAVOR+: phi_f(x) = exp(w_f . x - |x|^2 / 2) of x / D^(1/4), with random orthogonal w_f.
 
-    The similarity is exp(q . k / sqrt(D)) on average over w. Choromanski et al., 2021, arXiv:2009.14794, lemma 1 and
-    section 2.4. The features do not change while training, and are saved with the model.
+    The expected similarity is exp(q . k / sqrt(D)). Choromanski et al., 2021, arXiv:2009.14794, lemma 1 and section
+    2.4. The w_f are drawn once, stay fixed in training, and are saved with the model.
     """
 
     projection: Tensor
@@ -33,7 +33,7 @@ class Performer(LinearMechanism):
 
     def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
         logits = self._projected(x)
-        # Any factor of a query cancels in the ratio: the highest feature is 1, and |x|^2 is left out.
+        # A factor common to a query's features cancels in the ratio: the largest becomes 1, and |x|^2 is left out.
         return Features((logits - logits.amax(-1, keepdim=True).detach()).exp())
 
     def map_keys(self, x: Tensor, tokens: TokenInfo) -> Features:
@@ -47,11 +47,11 @@ class Performer(LinearMechanism):
 
 
 def orthogonal_rows(count: int, dim: int) -> Tensor:
-    """Normal vectors (count, dim), each group of `dim` of them orthogonal."""
+    """Normally distributed vectors (count, dim), the same in every call; each group of `dim` is orthogonal."""
     generator = torch.Generator().manual_seed(SEED)
     groups = []
     for _ in range(-(-count // dim)):
         q, r = torch.linalg.qr(torch.randn(dim, dim, generator=generator))
-        groups.append(q * r.diagonal().sign())  # Q alone is not uniform: with it, features have a bias
+        groups.append(q * r.diagonal().sign())  # Q alone is not uniformly distributed, which biases the features
     norms = torch.randn(count, dim, generator=generator).norm(dim=1, keepdim=True)
     return torch.cat(groups)[:count] * norms

@@ -13,7 +13,7 @@ from .base import NORMALIZER_FLOOR, Features, LinearMechanism
 
 @register("relu", NORMALIZER_FLOOR)
 class ReLULinear(LinearMechanism):
-    """ReLU linear attention: similarity relu(q) . relu(k) (the basis of cosFormer, arXiv:2202.08791, eq. 8)."""
+    """ReLU linear attention: similarity relu(q) . relu(k) (cosFormer without reweighting, arXiv:2202.08791, eq. 8)."""
 
     def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:
         return Features(F.relu(x))

@@ -1,9 +1,9 @@
-"""The cosine reweighting that cosFormer and LeaPformer share, and the network that learns LeaPformer's proportions.
+"""The cosine reweighting of cosFormer and LeaPformer, and the network that computes LeaPformer's proportions.
 
-Similarities are multiplied by cos(pi/2 (p - r)), p and r being proportions in [0, 1] of a query and a key. Between few
-pairs the product is taken as it stands. Since cos(a - b) = cos a cos b + sin a sin b, it is also a dot product of
-features [x cos(pi p / 2), x sin(pi p / 2)], twice as wide (Qin et al., 2022, arXiv:2202.08791, eq. 10-13; Agostinelli
-et al., 2024, arXiv:2405.13046, eq. 7-9).
+Similarities are multiplied by cos(pi/2 (p - r)), where p and r in [0, 1] are the proportions of a query and a key. For
+all pairs this product is computed as it is written. Since cos(a - b) = cos a cos b + sin a sin b, it also equals a dot
+product of features [x cos(pi p / 2), x sin(pi p / 2)], twice as wide, which can be summed in a state (Qin et al., 2022,
+arXiv:2202.08791, eq. 10-13; Agostinelli et al., 2024, arXiv:2405.13046, eq. 7-9).
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from .base import Features
 def right_angle(dtype: torch.dtype) -> float:
     """pi / 2, the angle of a proportion of 1, rounded down in float32.
 
-    Rounded to the nearest it is a little more than pi / 2 and its cosine negative: between proportions of 1 and 0, and
-    trained networks do go there, the similarities would be negative, too, and their sum no normalizer.
+    The nearest float32 is greater than pi / 2, and its cosine negative. Trained networks do reach proportions of 0 and
+    1; the similarity of two such tokens would be negative, and a normalizer must not sum negative similarities.
     """
     return math.pi / 2 if dtype == torch.float64 else 1.5707962512969971
 
 
-FEW = 16_384  # numbers of a decoding step, for which transposing is not worth while
+FEW = 16_384  # with fewer numbers in the input, as in a decoding step, transposing does not pay
 
 
 class ProportionNetwork(nn.Module):
     """The LeaP module: one proportion in (0, 1) per token, (B, H, T, D) to (B, H, T, 1).
 
-    Linear(D, D / factor), ReLU, Linear(D / factor, 1), sigmoid; with factor = D there is no hidden layer. The heads
-    share it unless `heads` is given. Initialised as nn.Linear. (LeaPformer, arXiv:2405.13046, section 3.3.)
+    Linear(D, D / factor), ReLU, Linear(D / factor, 1), sigmoid; with factor = D there is no hidden layer. All heads
+    share one network unless `heads` is given. Initialised like nn.Linear. (LeaPformer, arXiv:2405.13046, section 3.3.)
     """
 
     def __init__(self, head_dim: int, factor: int, heads: int | None = None) -> None:
@@ -59,8 +59,8 @@ class ProportionNetwork(nn.Module):
                 tokens = torch.addmm(bias.to(x.dtype), tokens, weight.to(x.dtype))
                 tokens = tokens.relu() if i < last else tokens.sigmoid()
             return tokens.view(*x.shape[:3], 1)
-        # Tokens become columns: with so few outputs a matrix product is more than twice as fast this way round, and
-        # with a contiguous weight so is that of its gradient.
+        # Tokens become columns: with so few outputs the matrix product is then more than twice as fast and, if the
+        # weight is contiguous, so is the product of its gradient.
         columns = x.flatten(0, 2).t() if self.shared else x.mT
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             columns = (weight.to(x.dtype).mT.contiguous() @ columns).add_(bias.to(x.dtype).mT)
@@ -71,12 +71,12 @@ class ProportionNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class CosReweighted(Features):
-    """Features x (B, H, T, D) >= 0 with a proportion per token, broadcastable to (B, H, T, 1)."""
+    """Features x >= 0 (B, H, T, D), reweighted by the `proportion` of each token, broadcastable to (B, H, T, 1)."""
 
     proportion: Tensor = field(kw_only=True)
 
     def expanded(self) -> Tensor:
-        if dispatch.is_transformed() or torch.compiler.is_exporting():  # a graph is slow at writing into parts
+        if dispatch.is_transformed() or torch.compiler.is_exporting():  # in a graph, writing into slices is slow
             return torch.cat([self.x * half for half in _cos_sin(self.proportion)], -1)
         return _CosReweight.apply(self.x, self.proportion)
 
@@ -85,9 +85,9 @@ class CosReweighted(Features):
 
 
 class _CosReweight(torch.autograd.Function):
-    """Both halves written straight into one tensor: concatenating them costs as much as computing them.
+    """Writes both halves of the features into one tensor: concatenating them would cost as much as computing them.
 
-    The gradients can themselves be differentiated.
+    Its gradients can be differentiated again.
     """
 
     @staticmethod
@@ -118,5 +118,5 @@ def _cos_sin(proportion: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def angle(proportion: Tensor) -> Tensor:
-    """pi / 2 of a proportion, never more in float32 (see `right_angle`)."""
+    """pi / 2 times the proportion; in float32 at most pi / 2 (see `right_angle`)."""
     return proportion * right_angle(proportion.dtype)

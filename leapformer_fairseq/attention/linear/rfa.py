@@ -1,4 +1,4 @@
-"""Random feature attention: softmax's kernel by random Fourier features."""
+"""Random feature attention: the softmax kernel, estimated with random Fourier features."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ FEATURES = Option(
 FLOOR = Option(
     "rfa_floor", 0.1, "rfa: its normalizer, an estimate that may be negative, is clamped from below by this", above=0
 )
-SHORTEST = 1e-3  # of a query or key that is divided by its length
+SHORTEST = 1e-3  # lower bound of the length that a query or key is divided by
 
 
 @register("rfa", FEATURES, FLOOR)
 class RFA(LinearMechanism):
     """RFA: phi(x) = sqrt(2/F) [sin(w_i . x), cos(w_i . x)] of x / |x|, w_i = sigma * a normal vector, sigma learned.
 
-    The similarity is exp(-|sigma * (q - k)|^2 / 2) on average over w, of queries and keys of length one, which is
-    exp(q . k) up to a factor while sigma is 1. It is an estimate and may be negative. Peng et al., 2021,
-    arXiv:2103.02143, section 3.1 and equation 4. Random vectors are each head's own, fixed, and saved with the model;
-    the authors' code draws other ones for every batch in training.
+    The expected similarity is exp(-|sigma * (q - k)|^2 / 2) for queries and keys of length one; for sigma = 1 this is
+    exp(q . k) up to a constant factor. The estimate may be negative. Peng et al., 2021, arXiv:2103.02143, section 3.1
+    and equation 4. Each head has its own random vectors, which are fixed and saved with the model; the authors' code
+    draws new ones for every training batch.
     """
 
     capabilities = Capabilities(normalized=False)
@@ -53,7 +53,7 @@ class RFA(LinearMechanism):
 
 
 def add_random_features(mechanism: Any) -> None:
-    """Give a mechanism what these features need: `features`, `normalizer_floor`, `sigma` and the fixed `projection`.
+    """Add what these features need to a mechanism: `features`, `normalizer_floor`, `sigma` and the fixed `projection`.
 
     Raises LeapformerError for an odd number of features.
     """
@@ -68,6 +68,6 @@ def add_random_features(mechanism: Any) -> None:
 
 
 def random_features(x: Tensor, rows: Tensor) -> Features:
-    """sqrt(1/n) [sin(w . x), cos(w . x)] of the directions of x (B, H, T, D) for n rows w of each head, (H, n, D)."""
+    """sqrt(1/n) [sin(w . x), cos(w . x)] of x / |x|, x (B, H, T, D), for the n rows w of each head, (H, n, D)."""
     angles = by_head(F.normalize(x, dim=-1, eps=SHORTEST), rows)
     return Features(torch.cat([angles.sin(), angles.cos()], -1) * rows.shape[1] ** -0.5)

@@ -30,14 +30,14 @@ from .elu import elu1
     ),
 )
 class RoPELinear(LinearMechanism):
-    """Rotary linear attention: rotate phi = elu + 1 in the numerator only, so the normalizer stays positive.
+    """Rotary linear attention: phi = elu + 1 is rotated in the numerator only, so the normalizer stays positive.
 
-    Su et al., 2021, arXiv:2104.09864, eq. 19. Pairs are neighbouring dimensions; the dimensions after `rope_dims` are
-    not rotated. The paper rotates all, and its models have no other positions (`--no-token-positional-embeddings`, in
-    classifiers `--positions none`); models here add them unless told.
+    Su et al., 2021, arXiv:2104.09864, eq. 19. Pairs are neighbouring dimensions; only the first `rope_dims` dimensions
+    are rotated. The paper rotates all of them, and its models have no position embeddings. Ours have them unless
+    `--no-token-positional-embeddings` (in classifiers `--positions none`) is given.
     """
 
-    # Rotated features sum to other numbers than those of the normalizer.
+    # The normalizer sums features before the rotation, so the weights of a query do not sum to one.
     capabilities = Capabilities(normalized=False)
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:

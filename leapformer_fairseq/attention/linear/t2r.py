@@ -1,4 +1,4 @@
-"""T2R: a learned feature map, to turn trained softmax models into recurrent ones."""
+"""T2R: a learned feature map, for converting trained softmax models into recurrent ones."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FEATURES = Option(
 
 @register("t2r", NORMALIZER_FLOOR, FEATURES)
 class T2R(LinearMechanism):
-    """T2R: similarity phi(q) . phi(k) with phi(x) = relu(W x + b), learned for each head, the same for q and k.
+    """T2R: similarity phi(q) . phi(k), phi(x) = relu(W x + b), learned for each head, the same for q and k.
 
-    Meant to begin as a trained softmax model (`--finetune-from-model`), whose projections it keeps. Kasai et al., 2021,
-    arXiv:2103.13076, section 3.1; sizes of 32 in cross- and 4 in causal attention as in Peng et al., 2022,
-    arXiv:2110.02488, figure 1.
+    Meant to start from a trained softmax model (`--finetune-from-model`), whose projections it keeps. Kasai et al.,
+    2021, arXiv:2103.13076, section 3.1; 32 features in cross-attention and 4 in causal attention as in Peng et al.,
+    2022, arXiv:2110.02488, figure 1.
     """
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:

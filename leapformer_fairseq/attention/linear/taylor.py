@@ -1,4 +1,4 @@
-"""Based: softmax's kernel by the first terms of its series."""
+"""Based: the softmax kernel, approximated by the first terms of its Taylor series."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .base import NORMALIZER_FLOOR, Features, LinearMechanism
 DIM = Option(
     "taylor_dim",
     16,
-    "taylor: queries and keys are projected to so many numbers, d + d (d + 1) / 2 + 1 features",
+    "taylor: dimension d to which queries and keys are projected, for 1 + d + d (d + 1) / 2 features",
     least=1,
 )
 
 
 @register("taylor", NORMALIZER_FLOOR, DIM)
 class Taylor(LinearMechanism):
-    """Similarity 1 + z + z^2 / 2, z = (W_q q) . (W_k k) / sqrt(d), never below 1/2: exp(z) to the second order.
+    """Similarity 1 + z + z^2 / 2, z = (W_q q) . (W_k k) / sqrt(d): exp(z) to second order, at least 1/2.
 
     W_q and W_k are learned for each head. Arora et al., 2024, arXiv:2402.18668, section 4.1.
     """
@@ -44,7 +44,7 @@ class Taylor(LinearMechanism):
         return Features(self._terms(by_head(x, self.key_map)))
 
     def _terms(self, x: Tensor) -> Tensor:
-        """[1, x_i / d^(1/4), x_i^2 / sqrt(2 d), x_i x_j / sqrt(d) for i < j]."""
+        """Features [1, x_i / d^(1/4), x_i^2 / sqrt(2 d), x_i x_j / sqrt(d) for i < j] of projected x."""
         first, second = torch.triu_indices(self.dim, self.dim, 1, device=x.device)
         squares = x.square() * (2 * self.dim) ** -0.5
         products = x[..., first] * x[..., second] * self.dim**-0.5

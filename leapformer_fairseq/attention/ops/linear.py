@@ -9,6 +9,7 @@ queries and C * ratio keys.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..masks import ChunkMask, PrefixMask
+from . import dispatch
 from .precision import accumulated, without_autocast
 from .segments import Saved, first_order
 
@@ -80,26 +82,6 @@ def normalize(
     return out if dtype is None else out.to(dtype)
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b of matrices (.., .., ..), summed in float32 (float64) whatever the precision of the operands.
-
-    On a GPU operands of one half precision are multiplied as they are. A float32 state meets bfloat16 features in
-    bfloat16, whose range it fits; float16's it may not.
-    """
-    if a.dtype != b.dtype and torch.bfloat16 in (a.dtype, b.dtype):
-        a, b = a.bfloat16(), b.bfloat16()
-    if a.dtype == b.dtype and a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
-        lead = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-        a, b = (x.expand(*lead, *x.shape[-2:]).flatten(0, -3) for x in (a, b))
-        return torch.bmm(a, b, out_dtype=torch.float32).unflatten(0, lead)
-    return accumulated(a) @ accumulated(b)
-
-
-def add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """total + a @ b of matrices (G, .., ..), in place."""
-    return total.baddbmm_(a, b) if a.dtype == b.dtype == total.dtype else total.add_(product(a, b))
-
-
 def by_head(x: Tensor, weight: Tensor) -> Tensor:
     """Vectors (B, H, T, D) times the weight (H, F, D) of their head, (B, H, T, F), in the precision of x.
 
@@ -118,12 +100,12 @@ def state_of(k: Tensor, v: Tensor, last: bool = False) -> Tensor:
 
     `last`: nothing of the same segment reads it, so that it may be a placeholder.
     """
-    return _Product.apply(k, v, True, last) if torch.is_grad_enabled() else product(k.mT, v)
+    return _Product.apply(k, v, True, last) if torch.is_grad_enabled() else k.mT @ v
 
 
 def read_state(q: Tensor, state: Tensor) -> Tensor:
     """Sums (.., T, M) of queries over a state (.., F, M)."""
-    return _Product.apply(q, state, False, True) if torch.is_grad_enabled() else product(q, state)
+    return _Product.apply(q, state, False, True) if torch.is_grad_enabled() else q @ state
 
 
 def states(transition: Left, own: Tensor, first: Tensor, backward: bool = False) -> tuple[Tensor, Tensor]:
@@ -132,6 +114,13 @@ def states(transition: Left, own: Tensor, first: Tensor, backward: bool = False)
     The transition M is a matrix, (G, n, F, F), a factor, (G, n, 1 or F, 1), or, None, 1; N is `own`, (G, n, F, M). With
     `backward` it goes from the last block to the first, and `first` is what comes in behind the last.
     """
+    if own.shape[1] > dispatch.bounds(own.device).states_in_turn:
+        return _states_in_groups(transition, own, first, backward)
+    return _states_in_turn(transition, own, first, backward)
+
+
+def _states_in_turn(transition: Left, own: Tensor, first: Tensor, backward: bool) -> tuple[Tensor, Tensor]:
+    """`states` block by block, the fewest operations."""
     count = own.shape[1]
     before, after = torch.empty_like(own), own.new_empty(first.shape)
     order = range(count - 1, -1, -1) if backward else range(count)
@@ -145,6 +134,52 @@ def states(transition: Left, own: Tensor, first: Tensor, backward: bool = False)
         else:
             torch.addcmul(own[:, block], transition[:, block], before[:, block], out=out)
     return before, after
+
+
+def _states_in_groups(transition: Left, own: Tensor, first: Tensor, backward: bool) -> tuple[Tensor, Tensor]:
+    """`states` in about 2 sqrt(n) calls: inside all groups of blocks at once, then from group to group.
+
+    A GPU computes the state of a block in less time than it takes to launch a call.
+    """
+    if backward:
+        flipped = None if transition is None else transition.flip(1)
+        before, after = _states_in_groups(flipped, own.flip(1), first, backward=False)
+        return before.flip(1), after
+    if transition is None:
+        before = torch.cat([first.unsqueeze(1), own[:, :-1]], 1).cumsum_(1)
+        return before, before[:, -1] + own[:, -1]
+
+    def applied(transition: Tensor, state: Tensor) -> Tensor:
+        return transition @ state if is_matrix(transition, own) else transition * state
+
+    count, (features, columns) = own.shape[1], own.shape[-2:]
+    size = math.isqrt(count - 1) + 1
+    # Columns that begin as the identity become the product of the transitions passed.
+    matrix = is_matrix(transition, own)
+    identity = torch.eye(features, dtype=own.dtype, device=own.device) if matrix else own.new_ones(features, 1)
+    start = torch.cat([own.new_zeros(features, columns), identity], -1)
+    writing = F.pad(own, (0, identity.shape[-1]))
+    parts = (
+        F.pad(x, (0, 0, 0, 0, 0, -count % size)).unflatten(1, (-1, size)).flatten(0, 1) for x in (transition, writing)
+    )
+    transitions, writing = parts
+    inside, left_behind = _states_in_turn(transitions, writing, start.expand(len(writing), -1, -1), backward=False)
+    by_group = left_behind.unflatten(0, (len(first), -1))
+    arriving, _ = _states_in_turn(by_group[..., columns:], by_group[..., :columns], first, backward=False)
+    passed = inside[..., columns:].unflatten(0, (len(first), -1))
+    before = inside[..., :columns].unflatten(0, (len(first), -1)) + applied(passed, arriving.unsqueeze(2))
+    before = before.flatten(1, 2)[:, :count]
+    return before, applied(transition[:, -1], before[:, -1]) + own[:, -1]
+
+
+def running_sums(x: Tensor) -> Tensor:
+    """Sums of x (.., T, M) over the tokens so far; of many tokens on a GPU in parts, since it adds columns in turn."""
+    limits, count = dispatch.bounds(x.device), x.shape[-2]
+    if count <= limits.chunk * limits.states_in_turn:
+        return x.cumsum(-2)
+    parts = F.pad(x, (0, 0, 0, -count % limits.chunk)).unflatten(-2, (-1, limits.chunk)).cumsum(-2)
+    before = F.pad(parts[..., :-1, -1:, :].cumsum(-3), (0, 0, 0, 0, 1, 0))
+    return (parts + before).flatten(-3, -2)[..., :count, :]
 
 
 def gradient_of_left(sent: Tensor, before: Tensor, after: Tensor, left: Tensor) -> Tensor:
@@ -240,22 +275,22 @@ class _Chunks(NamedTuple):
         queries, keys = q.shape[1], k.shape[1]
         chunk = max(1, min(chunk, queries))
         q, k, v = _cut(q, chunk), _cut(k, chunk * ratio), _cut(v, chunk * ratio)
-        own = product(k.mT, v).unflatten(0, (len(first), -1))
+        own = (k.mT @ v).unflatten(0, (len(first), -1))
         before, after = states(left, own if left is None else own.mul_(left), first)
         return cls(q, k, v, before.flatten(0, 1), after, left, queries, keys)
 
     def sums(self) -> Tensor:
         """Sums of all queries, (G, T, M)."""
-        return self._join(add_product(product(self.q, self.before), self._scores(), self.v), self.queries)
+        return self._join((self.q @ self.before).baddbmm_(self._scores(), self.v), self.queries)
 
     def gradients(self, grad: Tensor, grad_after: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Left]:
         """Gradients of q, k, v, `first` and `left`, given those of sums, (G, T, M), and the state after, (G, F, M)."""
         grad = _cut(grad, self.q.shape[1])
-        later, grad_first, grad_left = self._sent_back(product(self.q.mT, grad), grad_after)
-        dv = add_product(product(self._scores().mT, grad), self.k, later)
-        grad_scores = self._hide_future(product(grad, self.v.mT))
-        dq = add_product(product(grad_scores, self.k), grad, self.before.mT)
-        dk = add_product(product(grad_scores.mT, self.q), self.v, later.mT)
+        later, grad_first, grad_left = self._sent_back(self.q.mT @ grad, grad_after)
+        dv = (self._scores().mT @ grad).baddbmm_(self.k, later)
+        grad_scores = self._hide_future(grad @ self.v.mT)
+        dq = (grad_scores @ self.k).baddbmm_(grad, self.before.mT)
+        dk = (grad_scores.mT @ self.q).baddbmm_(self.v, later.mT)
         return self._join(dq, self.queries), self._join(dk, self.keys), self._join(dv, self.keys), grad_first, grad_left
 
     def _sent_back(self, own: Tensor, last: Tensor) -> tuple[Tensor, Tensor, Left]:
@@ -271,7 +306,7 @@ class _Chunks(NamedTuple):
         return sent.mul_(left).flatten(0, 1), to_first, grad_left
 
     def _scores(self) -> Tensor:
-        return self._hide_future(product(self.q, self.k.mT))
+        return self._hide_future(self.q @ self.k.mT)
 
     def _hide_future(self, scores: Tensor) -> Tensor:
         """Zero, in place, the scores (G * n, C, C * ratio) of keys that a query does not see yet."""
@@ -294,14 +329,13 @@ class _GainedSums(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         *tensors, queries, keys = chunks = _Chunks.cut(q, k, v, first, left, ratio, chunk)
         ctx.save_for_backward(*tensors)
-        ctx.counts, ctx.dtypes = (queries, keys), [x.dtype for x in (q, k, v)]
+        ctx.counts = queries, keys
         return _placeholder(q, v) if _replay.active else chunks.sums(), chunks.after
 
     @staticmethod
     @first_order
     def backward(ctx: Any, saved: Any, grad: Tensor, grad_after: Tensor) -> tuple[Tensor | None, ...]:
-        dq, dk, dv, *others = _Chunks(*saved, *ctx.counts).gradients(grad, grad_after)
-        return *(x.to(dtype) for x, dtype in zip((dq, dk, dv), ctx.dtypes, strict=True)), *others, None, None
+        return *_Chunks(*saved, *ctx.counts).gradients(grad, grad_after), None, None
 
 
 class _Product(torch.autograd.Function):
@@ -315,15 +349,15 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(a, b)
         ctx.transposed = transposed
         left = a.mT if transposed else a
-        return _placeholder(left, b) if last and _replay.active else product(left, b)
+        return _placeholder(left, b) if last and _replay.active else left @ b
 
     @staticmethod
     @first_order
     def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         a, b = saved
-        grad_a = product(b, grad.mT) if ctx.transposed else product(grad, b.mT)
-        grad_b = product(a if ctx.transposed else a.mT, grad)
-        return grad_a.to(a.dtype), grad_b.to(b.dtype), None, None
+        if ctx.transposed:
+            return b @ grad.mT, a @ grad, None, None
+        return grad @ b.mT, a.mT @ grad, None, None
 
 
 class _Scores(torch.autograd.Function):

@@ -313,8 +313,8 @@ def _span(total: Tensor) -> int:
 
 
 def _looks(x: Tensor) -> bool:
-    """Whether numbers may decide what is computed: on a CPU, which need not wait for them."""
-    return x.is_cpu and not dispatch.is_transformed()
+    """Whether numbers may decide what is computed, which waits for them on a GPU."""
+    return not x.is_meta and dispatch.bounds(x.device).looks and not dispatch.is_transformed()
 
 
 def _system(k: Tensor, total: Tensor | None) -> Tensor:

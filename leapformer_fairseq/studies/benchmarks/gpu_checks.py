@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...attention import CAUSAL, Mechanism, Step
+from ...attention import CAUSAL, MECHANISMS, Mechanism, Step
 from ...support.memory import MIB
 from . import gpu_cases as cases
 from . import measure
@@ -31,7 +31,8 @@ PARAMETER = "d "  # prefix of a parameter's name: its gradient
 CHANGES = 3  # random changes of the inputs
 # Allowed in addition: some units in the last place, and for float32 the rounding of a sum over some hundred tokens.
 FLOORS = {torch.float32: 1e-5, torch.bfloat16: 2**-5, torch.float16: 2**-7}
-SEGMENTS = {**AGAIN, "segment_tokens": 256, "least_segment": 1}
+GROUPS = {**KEPT, "chunk": 32, "states_in_turn": 1}
+SEGMENTS = {**AGAIN, "segment_tokens": 256, "least_segment": 1, "looks": False}
 AUTOCAST = "auto, autocast"
 # name -> execution, thresholds that force one implementation
 WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -40,6 +41,7 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     AUTOCAST: ("auto", {}),
     "scan": ("scan", {}),
     "scan, chunks kept": ("scan", KEPT),
+    "scan, states in groups": ("scan", GROUPS),
     "scan, segments again": ("scan", SEGMENTS),
 }
 STEPS = 20  # tokens decoded one by one
@@ -54,8 +56,15 @@ def tasks(device: torch.device, sizes: Sizes) -> list[Task]:
         for kind in KINDS
         for name in served[kind]
     ]
-    for section, check in {"decoding": decoding, "synchronisation": synchronisation, "memory": memory}.items():
-        checks += [Task(section, name, partial(check, name, device, sizes), 0.5) for name in served["causal"]]
+    causal = served["causal"]
+    linear = [name for name in causal if name == SOFTMAX or MECHANISMS[name].capabilities.constant_state]
+    sections = {
+        "decoding": (decoding, causal),
+        "synchronisation": (synchronisation, causal),
+        "memory": (memory, linear),
+    }
+    for section, (check, names) in sections.items():
+        checks += [Task(section, name, partial(check, name, device, sizes), 0.5) for name in names]
     return checks
 
 
@@ -177,7 +186,7 @@ def _token_by_token(block: Block, step: Step | None, x: Tensor) -> Results:
 
 # ------------------------------------------------------------------------------------------------------ synchronisation
 def synchronisation(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
-    """Check that a scan with its gradients, and steps, do not synchronise with the GPU."""
+    """Check that a scan with its gradients, and steps, do not synchronise with the GPU, unless they may look."""
     block = Block(name, sizes, device)
     x = torch.randn(2, sizes.tokens, sizes.heads * sizes.dim, device=device)
     grad = torch.randn_like(x)
@@ -219,7 +228,8 @@ def _no_synchronisation() -> Iterator[None]:
 def memory(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
     """Compare the peak memory of forward and backward pass of a short and a long causal sequence in bfloat16.
 
-    Not judged on a CPU.
+    Not judged on a CPU. Only of mechanisms with a constant state, and of softmax, whose kernels are linear in memory:
+    entmax is quadratic.
     """
     mechanism, peaks = cases.make(name, sizes, device), []
     for tokens in (sizes.memory[0], *sizes.memory):  # a first time for memory that stays, such as cuBLAS's workspace

@@ -24,8 +24,10 @@ SDPA = "sdpa"
 WARM_UP, MIN_ROUNDS, MAX_ROUNDS = 2, 3, 31
 FLUSHED = 2**28  # bytes written before a call, several times a GPU's L2 cache
 ALL_PAIRS: dict[str, Any] = {"pairs": 10**12, "pairs_per_token": 10**12}
-# Linear attention with twice as many features as dimensions and with as many, and a bounded memory.
-WIDE, NARROW, SLOTS = "leap", "relu", "abc-mlp"
+# Linear attention with twice as many features as dimensions and with as many, a bounded memory, and a window of tokens;
+# a decay for each feature, and the delta rule.
+WIDE, NARROW, SLOTS, WINDOW = "leap", "relu", "abc-mlp", "abc-window"
+GATED, DELTA = "gla", "delta"
 
 Call = Callable[[], Seconds]
 Attend = Callable[..., Tensor]
@@ -302,19 +304,23 @@ def _sweeps(place: Place, sizes: Sizes) -> list[Task]:
     middle, long = lengths[len(lengths) // 2], lengths[-2]
     chunks = {str(n): {**NO_PAIRS, "chunk": n} for n in (32, 64, 128, 256)}
     keys = {str(n): {**NO_PAIRS, "chunk_keys": n} for n in (64, 128, 256, 512)}
-    operands = {str(x): {**NO_PAIRS, "half_operands": x} for x in (True, False)}
-    counts = (31_250, 62_500, 125_000, 250_000, 1_000_000)
+    counts = (62_500, 250_000, 1_000_000)
     segments = {f"{n:,}": {**AGAIN, "segment_tokens": n, "segment_slot_tokens": n} for n in counts}
+    turns = {"in turn": {**NO_PAIRS, "states_in_turn": 10**9}, "in groups": {**NO_PAIRS, "states_in_turn": 8}}
+    looks = {str(x): {**NO_PAIRS, "looks": x} for x in (True, False)}
+    windows = {str(n): {"window": n} for n in (64, 256, 1024)}
     again, pairs = {"kept": KEPT, "again": AGAIN}, {"all pairs": ALL_PAIRS, "states": NO_PAIRS}
     plan: list[tuple[str, str, str, int, Mapping[str, dict[str, Any]]]] = [
         *(("chunk", name, "causal", long, chunks) for name in (WIDE, SLOTS)),
         ("chunk", NARROW, "causal", middle, chunks),
-        ("half_operands", WIDE, "causal", long, operands),
         ("segment_tokens", WIDE, "causal", long, segments),
         ("segment_slot_tokens", SLOTS, "causal", long, segments),
         ("kept_numbers", WIDE, "causal", long, again),
         ("kept_slot_tokens", SLOTS, "causal", long, again),
         ("chunk_keys", WIDE, "wait-k", long, keys),
+        *(("states_in_turn", name, "causal", long, turns) for name in (WIDE, GATED, DELTA)),
+        ("looks", GATED, "causal", middle, looks),
+        ("window", WINDOW, "causal", middle, windows),
     ]
     for bound, kind in (("pairs", "causal"), ("pairs_per_token", "bidirectional")):
         plan += [(bound, name, kind, n, pairs) for name in (WIDE, NARROW) for n in sizes.cross]
