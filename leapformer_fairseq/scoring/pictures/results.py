@@ -161,7 +161,9 @@ def _gpu(results: dict[str, Any]) -> Any:
     figure.set_figwidth(1.25 * figure.get_figwidth())  # for labels
     for device, line in zip(devices, grid, strict=True):
         for kind, axes in zip(kinds, line, strict=True):
-            _lines(axes, _only(rows, device=device, kind=kind), "length", "ratio", styles)
+            here = _only(rows, device=device, kind=kind)
+            axes.set_visible(bool(here))  # there may have been no time for all
+            _lines(axes, here, "length", "ratio", styles)
             axes.axhline(1, color="0.4", linewidth=1, linestyle=":")
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_minor_formatter(NullFormatter())

@@ -28,7 +28,7 @@ def page(content: dict[str, Any], picture: bool = False) -> str:
     sections = {name: rows for name, rows in content.items() if isinstance(rows, list) and name != "left_out"}
     checks = [(name, row) for name in CHECKS for row in sections.get(name, [])]
     times = [(name, row) for name, rows in sections.items() if name not in CHECKS for row in rows]
-    left_out = _grouped(content["left_out"], lambda case: case.partition(": ")[0])
+    left_out = [f"Left out, as the time was up: {'; '.join(content['left_out'])}"] if content["left_out"] else []
     notes = [f"{name}: {row['note'].removeprefix('not measured: ')}" for name, row in times if "note" in row]
     by_mask = _grouped(_timed(sections, "attention"), lambda row: _mask(row)[0])
     parts = [f"# {TITLE}", "", _what(content), "", _verdict(content, len(checks)), ""]
@@ -37,8 +37,7 @@ def page(content: dict[str, Any], picture: bool = False) -> str:
     for title, text in (
         ("What failed", _list(failures([*checks, *times]))),
         ("Checks", _checks(checks)),
-        ("Left out, as the time was up", _list(map(_joined, left_out.values()))),
-        ("Not measured", _list(dict.fromkeys(notes))),
+        ("Not measured", _list(dict.fromkeys([*left_out, *notes]))),
         *((f"Attention, {mask}: times as fast as SDPA", _attention(rows)) for mask, rows in by_mask.items()),
         ("A training step: times as fast as softmax", _training(_timed(sections, "training"))),
         ("A decoding step: times as fast as SDPA over a KV cache", _decoding(_timed(sections, "decoding step"))),
@@ -48,8 +47,8 @@ def page(content: dict[str, Any], picture: bool = False) -> str:
         if text:
             parts += [f"## {title}", "", text, ""]
     bounds = "|".join(f"{name}:{value}" for name, value in content["environment"].get("bounds", {}).items())
-    _, _, method = content["method"].partition("\n\n")  # without its title
-    parts += [f"Thresholds in force: `{bounds}`", "", "## Method", "", method.strip(), ""]
+    _, *method = (paragraph.replace("\n", " ").strip() for paragraph in content["method"].split("\n\n"))
+    parts += [f"Thresholds in force: `{bounds}`", "", "## Method", "", "\n\n".join(method), ""]
     return "\n".join([*parts, f"Signature: `{content['signature']}`", ""])
 
 

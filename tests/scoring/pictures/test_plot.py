@@ -161,6 +161,8 @@ def test_a_gpu_has_a_panel_per_precision_and_mask_with_names_beside_the_lines():
         assert all(0 <= height <= 1 for height in heights.values())
         first, second, third = sorted(heights.values())
         assert min(second - first, third - second) > 0.99 * results.LABEL, "the ends are the same, the names apart"
+    left_out = [row for row in gpu()["attention"] if (row.get("device"), row["case"][:2]) != ("cuda", "bi")]
+    assert [axes.get_visible() for axes in results._gpu({"attention": left_out}).axes] == [True, True, True, False]
     with pytest.raises(LeapformerError, match="fewer than 3 lengths"):
         results._gpu(gpu(("1,024", "2,048")))
 
