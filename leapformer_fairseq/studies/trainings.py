@@ -1,4 +1,4 @@
-"""Runs trainings as processes, some in parallel: monitors them, interrupts them together, and helps to resume them.
+"""Run trainings as processes, optionally in parallel: monitor them, interrupt them together, and help to resume them.
 
 A folder belongs to one study and one process. A log holds the output of all attempts of a training.
 """
@@ -31,10 +31,10 @@ OPTIONS = "options"
 LAST = "checkpoint_last.pt"
 POLL_S = 1.0
 _log = logging.getLogger(__name__)
-PATIENCE_S = 60.0  # that an interrupted training has to exit
+PATIENCE_S = 60.0  # time for an interrupted training to exit
 Watch = Callable[[dict[str, Any]], None]  # receives the JSON objects of fairseq's log
-_RANK = re.compile(r"^\[rank\d+\]: ?")  # with which processes of torchrun begin their lines
-# The last line of a traceback, or argparse's error; not torchrun's error about a process, which has printed its own.
+_RANK = re.compile(r"^\[rank\d+\]: ?")  # the prefix of lines by torchrun's processes
+# The last line of a traceback, or argparse's error; not torchrun's error about a process that has printed its own.
 _REASON = re.compile(r"(?!.*\bChildFailedError)[\w.]*(Error|Exception)\b|leapformer[\w -]*: error: ")
 
 
@@ -106,10 +106,10 @@ def environment(threads: int | None = None) -> dict[str, str]:
 
 
 def run_all(works: Iterable[Work], at_once: int = 1) -> None:
-    """Run works, at most `at_once` in parallel.
+    """Run `works`, at most `at_once` in parallel.
 
-    If this process is interrupted, all started processes are, too, and have ended when KeyboardInterrupt is raised. An
-    exception in a work ends all.
+    If this process is interrupted, it interrupts all started processes, and raises KeyboardInterrupt once they have
+    ended. An exception in one of the works ends all.
     """
     waiting, active = iter(works), list[_Active]()
     with _interruptible():
@@ -134,7 +134,7 @@ def run_all(works: Iterable[Work], at_once: int = 1) -> None:
 
 
 class _Active:
-    """A running process of a work."""
+    """A running process, and the work that it belongs to."""
 
     def __init__(self, work: Work, about: Process) -> None:
         about.log.parent.mkdir(parents=True, exist_ok=True)
@@ -148,14 +148,14 @@ class _Active:
             stdin=subprocess.DEVNULL,
             stdout=self.output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches all processes of a terminal, and `stop` interrupts this one
-            close_fds=False,  # it inherits the lock of the folder
+            start_new_session=True,  # Ctrl-C would reach it, too; only `stop` interrupts it
+            close_fds=False,  # it inherits the folder's lock
             env={**os.environ, **about.environment},
         )
 
     def poll(self) -> int | None:
         """Pass new entries of the log to the watcher; return the exit status, or None if the process is running."""
-        status = self.process.poll()  # before the log is read, so that its end is not missed
+        status = self.process.poll()  # before reading the log, so that its end is not missed
         for entry in read_log(iter(self.reader.readline, "")):
             self.watch(entry)
         return status
@@ -216,7 +216,7 @@ def entries(log: Path, name: str = "") -> list[dict[str, Any]]:
 def speed(log: Path, unit: str) -> float | None:
     """The median training speed in a log, in words ("wps") or updates ("ups") per second; None if it has none."""
     speeds = [float(entry[unit]) for entry in entries(log, "train_inner") if unit in entry]
-    measured = [value for value in speeds if value > 0]  # the first of a process may be 0
+    measured = [value for value in speeds if value > 0]  # the first value of a process may be 0
     return median(measured) if measured else None
 
 
@@ -271,7 +271,7 @@ def refusing(what: str, command: str = "train") -> Callable[[str], NoReturn]:
     """Return an error handler for a parser of fairseq's options: one line about `what` instead of pages of usage."""
 
     def refuse(message: str) -> NoReturn:
-        reason = message.partition(" (choose from")[0]  # there are hundreds of architectures
+        reason = message.partition(" (choose from")[0]  # there are hundreds of architectures to choose from
         raise LeapformerError(f"{what}: {reason}; see `leapformer {command} --help`")
 
     return refuse

@@ -110,7 +110,8 @@ def test_mechanisms_are_probed_wherever_they_serve(name):
         if find(name).capabilities.unsupported_reason(probe.block, probe.mask) is None:
             model = ProbeModel(probe, name)
             model.loss(probe.draw(2, probe.trained[0], torch.Generator().manual_seed(1))).backward()
-            assert all(weight.grad is not None for weight in model.layers[0].own.parameters() if weight.requires_grad)
+            weights = [x for x in model.layers[0].self_attention.parameters() if x.requires_grad]
+            assert all(weight.grad is not None for weight in weights)
 
 
 SMALL = {

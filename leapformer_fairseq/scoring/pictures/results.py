@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from ...support.errors import LeapformerError
+from ..names import MECHANISMS
+from .comparison import COLOURS, LEAST, spread
 from .figures import save
 
 Row = dict[str, Any]
 PANEL = (4.2, 3.2)  # inches
 MARKERS = "osD^vP*X"
+ON_A_GPU = ("relu", "leap", "gated-leap", "cosformer", "abc-mlp", "luna")  # those that the picture of a GPU shows
+LABEL = 0.065  # height of a line's label, over that of a panel
 
 
 def read_results(path: str | Path) -> tuple[str, dict[str, Any]]:
@@ -139,6 +143,49 @@ def _model(results: dict[str, Any]) -> Any:
     return _with_legend(figure)
 
 
+def _gpu(results: dict[str, Any]) -> Any:
+    """Speed relative to SDPA by length: a panel per precision and mask, a labelled line per mechanism.
+
+    Raises LeapformerError for fewer than `LEAST` lengths.
+    """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    rows = [row for row in results["attention"] if row["mechanism"] in ON_A_GPU and row.get("ratio") is not None]
+    rows = [{**row, **dict(zip(("kind", "size"), row["case"].rsplit(" ", 1), strict=True))} for row in rows]
+    rows = [{**row, "length": int(row["size"].replace(",", ""))} for row in rows if row["kind"] != "wait-k"]
+    if len(_values(rows, "length")) < LEAST:
+        raise LeapformerError(f"the results have fewer than {LEAST} lengths; run the benchmark without --fast")
+    kinds, devices = _values(rows, "kind"), _values(rows, "device")
+    styles = {name: (colour, "o") for name, colour in zip(ON_A_GPU, COLOURS, strict=False)}
+    figure, grid = _grid(len(devices), len(kinds), "Attention on a GPU: forward and backward pass")
+    figure.set_figwidth(1.25 * figure.get_figwidth())  # for labels
+    for device, line in zip(devices, grid, strict=True):
+        for kind, axes in zip(kinds, line, strict=True):
+            here = _only(rows, device=device, kind=kind)
+            axes.set_visible(bool(here))  # there may have been no time for all
+            _lines(axes, here, "length", "ratio", styles)
+            axes.axhline(1, color="0.4", linewidth=1, linestyle=":")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+            axes.set(title=f"{kind}, {device.partition(' ')[2] or 'float32'}", xlabel="tokens per sequence")
+        lows, highs = zip(*(axes.get_ylim() for axes in line), strict=True)
+        for axes in line:
+            axes.set_ylim(min(lows), max(highs))
+            _label_ends(axes)
+        line[0].set_ylabel("times as fast as SDPA")
+    return figure
+
+
+def _label_ends(axes: Any) -> None:
+    """Write the mechanism's name, and SDPA at 1, beside the axes, each as close to its line's end as others allow."""
+    ends = {line.get_label(): (line.get_ydata()[-1], line.get_color()) for line in axes.get_lines()[:-1]}
+    labels = [("SDPA", 1.0, "0.4"), *((MECHANISMS[name], *end) for name, end in ends.items())]
+    to_panel = axes.transScale + axes.transLimits
+    heights = [to_panel.transform((axes.get_xlim()[1], value))[1] for _, value, _ in labels]
+    for (name, _, colour), height in zip(labels, spread([(at, LABEL) for at in heights], 0, 1), strict=True):
+        axes.text(1.02, height, name, color=colour, fontsize=8, va="center", transform=axes.transAxes)
+
+
 # name -> required section, function that draws the figure
 DRAWN: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
     "attention": ("times", _attention),
@@ -146,6 +193,7 @@ DRAWN: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
     "train": ("times", _train),
     "bounded": ("times", _bounded),
     "model": ("decoders", _model),
+    "gpu": ("attention", _gpu),
 }
 
 

@@ -1,4 +1,4 @@
-"""The losses of an ablation as a picture."""
+"""Plots the losses of an ablation."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from .search import Candidate, Slot, plan_text, replaced
 from .study import COMBINATION, Study
 
 MARKERS = "osD^vP*X"
-SPREAD = 0.6  # of the space between two blocks, taken by the mechanisms of one
+SPREAD = 0.6  # share of the space between two blocks that the mechanisms of a block take
 
 
 def draw(study: Study, path: str | Path) -> None:
-    """The figure as a PNG."""
+    """Write `figure` as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure(study)).print_png(str(path))
 
 
 def figure(study: Study) -> Any:
-    """Validation loss by block (and layers) and mechanism as a matplotlib figure.
+    """Plot the validation loss by block (and layers) and mechanism as a matplotlib figure.
 
-    The baseline is a line, what the recommended plan takes is ringed, and stars are combinations, black the recommended
-    one.
+    The baseline is a line, replacements in the recommended plan are ringed, and combinations are stars: black for the
+    recommended one, grey for the others.
     """
     from matplotlib.figure import Figure
 
@@ -56,7 +56,7 @@ def figure(study: Study) -> Any:
 
 
 def _draw_replacements(axes: Any, study: Study, places: list[Slot]) -> None:
-    """The mechanisms side by side in each place, a colour and a marker for each."""
+    """Plot the mechanisms side by side in each slot, each with a colour and a marker of its own."""
     tried = [(run.candidate, run.result) for run in study.runs if run.candidate and run.result]
     mechanisms = list(dict.fromkeys(candidate.mechanism for candidate, _ in tried))
     for i, mechanism in enumerate(mechanisms):

@@ -1,4 +1,4 @@
-"""What an ablation found, ranked: a table as text and as data, and all its commands."""
+"""Reports of an ablation: its runs ranked, as table.md and table.json, and all its commands."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Row = dict[str, Any]
 
 
 def write_reports(study: Study) -> None:
-    """table.md, table.json, commands.sh and ablation.png in the folder of the ablation, replaced as wholes."""
-    made_with = signature(**({} if study.settings.jobs == 1 else {"threads": 1}))
+    """Write table.md, table.json, commands.sh and ablation.png to the ablation's folder, each atomically."""
+    environment = signature(**({} if study.settings.jobs == 1 else {"threads": 1}))
     content = {
         "arch": study.training.args.arch,
         "metric": study.training.metric,
@@ -38,18 +38,18 @@ def write_reports(study: Study) -> None:
         "outcome": outcome(study),
         "note": SPEED_NOTE,
         "rows": rows(study),
-        "signature": made_with,
+        "signature": environment,
     }
     write_json(study.out / DATA, content)
-    write_text(study.out / TABLE, _markdown(study, made_with))
+    write_text(study.out / TABLE, _markdown(study, environment))
     write_text(study.out / COMMANDS, commands(study))
     draw(study, study.out / PICTURE)
 
 
 def rows(study: Study) -> list[Row]:
-    """A row for each run, the best validation loss first.
+    """Return a row for each run, the best validation loss first.
 
-    "difference" is that of the loss to the baseline's, "relative" the same as a part of it.
+    "difference" is the loss minus the baseline's, "relative" that difference as a fraction of the baseline's loss.
     """
     ranked = sorted(study.runs, key=lambda run: (_RANKS.index(run.status), run.result.loss if run.result else 0.0))
     return [_row(study, run) for run in ranked]
@@ -80,7 +80,7 @@ def _row(study: Study, run: Run) -> Row:
 
 
 def table(study: Study, style: str = "simple") -> str:
-    """One line a run; "github" is Markdown."""
+    """Return a table with a line per run; the style "github" is Markdown."""
     loss = f"valid {study.training.metric}"
     lines = [
         {
@@ -109,10 +109,10 @@ def _number(value: float | None, digits: str) -> str:
 
 
 def outcome(study: Study) -> list[str]:
-    """What follows, in sentences: the recommended plan, what was given up for it, and what could not be trained."""
+    """Return sentences: the recommended plan, combinations that were given up, and runs that were refused or failed."""
     chosen = study.run_of(study.recommended)
     too_much = [
-        f"Given up: {plan_text(run.plan)}: {_found(study, run.result)}; what its replacements cost adds up."
+        f"Given up: {plan_text(run.plan)}: {_loss(study, run.result)}; what its replacements cost adds up."
         for run in study.runs
         if run.role == COMBINATION and run.result and run is not chosen
     ]
@@ -122,23 +122,23 @@ def outcome(study: Study) -> list[str]:
 
 
 def _recommendation(study: Study, chosen: Run) -> str:
-    said = f"Recommended: {' '.join(plan_flags(chosen.plan))}"
+    recommendation = f"Recommended: {' '.join(plan_flags(chosen.plan))}"
     if chosen.role == BASELINE:
-        return f"{said}, the baseline: no replacement is within the tolerance."
+        return f"{recommendation}, the baseline: no replacement is within the tolerance."
     if chosen.result is None:
-        return f"{said}, put together from runs and not trained itself."
+        return f"{recommendation}, put together from runs and not trained itself."
     trained = "trained to verify it" if chosen.role == COMBINATION else "a single replacement"
     within = f"within the tolerance of {study.settings.tolerance:.1%}"
-    return f"{said} ({trained}): {_found(study, chosen.result)}, {within}."
+    return f"{recommendation} ({trained}): {_loss(study, chosen.result)}, {within}."
 
 
-def _found(study: Study, result: Result) -> str:
-    found, baseline = f"{study.training.metric} {result.loss:.3f}", study.runs[0].result
-    return f"{found}, {relative_difference(result.loss, baseline.loss):+.2%} to the baseline" if baseline else found
+def _loss(study: Study, result: Result) -> str:
+    loss, baseline = f"{study.training.metric} {result.loss:.3f}", study.runs[0].result
+    return f"{loss}, {relative_difference(result.loss, baseline.loss):+.2%} to the baseline" if baseline else loss
 
 
 def commands(study: Study) -> str:
-    """A shell script of all trainings, one after the other, each exactly as it was or will be started."""
+    """Return a shell script of all trainings in sequence, each exactly as it was or will be started."""
     parts = ["#!/usr/bin/env bash", "# Every training of this ablation.", "set -e", shlex.join(["cd", str(Path.cwd())])]
     for run in study.runs:
         if run.status != REFUSED:
@@ -146,7 +146,7 @@ def commands(study: Study) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _markdown(study: Study, made_with: str) -> str:
+def _markdown(study: Study, environment: str) -> str:
     settings, metric = study.settings, study.training.metric
     objective = f"the relative difference of the {metric}"
     if settings.speed_weight:
@@ -162,6 +162,6 @@ def _markdown(study: Study, made_with: str) -> str:
         "replacement that costs most alone is taken back.",
         SPEED_NOTE,
         f"Training: `leapformer train {study.training.identity}`",
-        f"Signature: `{made_with}`",
+        f"Signature: `{environment}`",
     ]
     return "\n\n".join(parts) + "\n"

@@ -1,6 +1,6 @@
-"""One run of an ablation: a training that can be interrupted and resumed.
+"""A run of an ablation: a training that can be interrupted and resumed.
 
-FOLDER/train.log has the output of all attempts; a finished run leaves its result in FOLDER/done.
+FOLDER/train.log holds the output of all attempts; FOLDER/done the result of a finished run.
 """
 
 from __future__ import annotations
@@ -18,28 +18,30 @@ from ...support.signature import signature
 from .. import trainings
 from .search import Result
 
-Watch = Callable[[str], None]  # gets the value of the last validation, as it stands in the log
+Watch = Callable[[str], None]  # receives the value of a validation, as text from the log
 LOG, DONE = "train.log", "done"
 BEST = "checkpoint_best.pt"
 
 
 def finished(folder: Path) -> Result | None:
-    """The result of the run in `folder` if it is finished. Raises LeapformerError when it cannot be read."""
+    """Return the result of the run in `folder`, None unless finished. Raises LeapformerError if it cannot be read."""
     path = folder / DONE
     if not path.is_file():
         return None
     names = [field.name for field in fields(Result)]
-    found = read_json(path, names, "delete it, and the run is repeated")
-    return Result(**{name: found[name] for name in names})
+    values = read_json(path, names, "delete it, and the run is repeated")
+    return Result(**{name: values[name] for name in names})
 
 
 def complete(
     command: Sequence[str], folder: Path, measure: str, watch: Watch, threads: int | None = None
 ) -> Generator[trainings.Process, int, Result]:
-    """Start a training, or resume an interrupted one, as work of `trainings`; its result, which is left in `folder`.
+    """Start or resume a training, as work of `trainings`; write its result to `folder` and return it.
 
-    `measure` is the log's name for what validation minimises. `threads`: of the training, if not as the user has it.
-    Raises LeapformerError with the reason when the training fails or leaves no validation loss.
+    measure: the log's name of the value that validation minimises.
+    threads: of the training; None for the user's setting.
+
+    Raises LeapformerError with the reason if the training fails or leaves no validation loss.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / LOG

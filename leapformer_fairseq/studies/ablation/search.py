@@ -1,4 +1,4 @@
-"""Which plans a targeted ablation trains and which one it recommends, as functions of plans and results."""
+"""Choose the plans that a targeted ablation trains and the one that it recommends: functions of plans and results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOSS_STEP = 1e-3  # fairseq rounds losses to three digits
 
 
 class Slot(NamedTuple):
-    """What is replaced at once: the layers from `start` to before `stop` of a block."""
+    """Layers that are replaced together: those of a block from `start` to before `stop`, counted from 0."""
 
     block: str
     start: int
@@ -24,7 +24,7 @@ class Slot(NamedTuple):
 
     @property
     def layers(self) -> str:
-        """The first and the last of its layers, "1–4", or "1" where there is one."""
+        """The first and the last layer, counted from 1: "1–4", or "1" for a single layer."""
         return "–".join(dict.fromkeys((str(self.start + 1), str(self.stop))))
 
 
@@ -37,10 +37,10 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished training left.
+    """The result of a finished training.
 
-    loss: the best validation loss, of `epoch` after `updates`
-    wps: median words per second in training, None when the log has none
+    loss: the best validation loss, in `epoch` after `updates`.
+    wps:  median words per second in training, None if the log has none.
     """
 
     loss: float
@@ -52,12 +52,12 @@ class Result:
 
 
 def plan_text(plan: Plan) -> str:
-    """A plan in one line: the blocks' plans, in the grammar of the flags, between slashes."""
+    """Return a plan in one line: the blocks' plans, in the grammar of the flags, separated by slashes."""
     return "/".join(layers_text(names) for names in plan.values())
 
 
 def layers_text(names: Sequence[str]) -> str:
-    """The inverse of `expand_plan`, as short as it can be: "leap", or "softmax*2,leap"."""
+    """Return the shortest text that `expand_plan` turns into these names: "leap", or "softmax*2,leap"."""
     runs = [(name, len(list(group))) for name, group in groupby(names)]
     if len(runs) == 1:
         return runs[0][0]
@@ -65,9 +65,9 @@ def layers_text(names: Sequence[str]) -> str:
 
 
 def slots(layers: Mapping[str, int], groups: int = 1) -> list[Slot]:
-    """Every block of `layers` (its number of layers) cut into `groups` runs of layers, as even as can be.
+    """Cut every block of `layers`, {block: number of layers}, into `groups` runs of layers, as even as possible.
 
-    Raises LeapformerError for more groups than layers.
+    Raises LeapformerError for fewer than one group, or more groups than layers.
     """
     for block, count in layers.items():
         if not 1 <= groups <= count:
@@ -80,37 +80,37 @@ def slots(layers: Mapping[str, int], groups: int = 1) -> list[Slot]:
 
 
 def replaced(plan: Plan, candidate: Candidate) -> Plan:
-    """The plan with the candidate's mechanism in its slot."""
+    """Return the plan with the candidate's mechanism in its slot."""
     (block, start, stop), mechanism = candidate
     names = plan[block]
     return {**plan, block: (*names[:start], *[mechanism] * (stop - start), *names[stop:])}
 
 
 def candidates(baseline: Plan, places: Iterable[Slot], mechanisms: Iterable[str]) -> list[Candidate]:
-    """Every mechanism in every slot, but for what the baseline has there."""
+    """Return every mechanism in every slot, except where that is the baseline itself."""
     every = [Candidate(slot, mechanism) for slot in places for mechanism in dict.fromkeys(mechanisms)]
     return [candidate for candidate in every if replaced(baseline, candidate) != baseline]
 
 
 def relative_difference(loss: float, baseline: float) -> float:
-    """How much larger a loss is than the baseline's, as a part of it."""
+    """Return (loss - baseline) / |baseline|; below `LOSS_STEP` the divisor is `LOSS_STEP`."""
     return (loss - baseline) / max(abs(baseline), LOSS_STEP)
 
 
 def is_within(loss: float, baseline: float, tolerance: float) -> bool:
-    """Whether the relative difference is at most `tolerance`, but for rounding."""
+    """Whether the relative difference is at most `tolerance`, up to rounding."""
     return relative_difference(loss, baseline) <= tolerance + 1e-9
 
 
 def speed_ratio(result: Result, baseline: Result) -> float | None:
-    """How many times as fast as the baseline it trained; None where it was not measured."""
+    """Return the training speed over the baseline's; None if either was not measured."""
     return result.wps / baseline.wps if result.wps and baseline.wps else None
 
 
 def objective(result: Result, baseline: Result, speed_weight: float) -> float:
-    """The relative difference of the loss minus `speed_weight` times the logarithm of the speed ratio: less is better.
+    """Return the relative difference of the loss minus `speed_weight` * log(speed ratio); less is better.
 
-    Raises LeapformerError when speed counts and was not measured.
+    Raises LeapformerError if speed counts but was not measured.
     """
     difference, ratio = relative_difference(result.loss, baseline.loss), speed_ratio(result, baseline)
     if not speed_weight:
@@ -126,17 +126,17 @@ def objective(result: Result, baseline: Result, speed_weight: float) -> float:
 def recommend(
     plan: Plan,
     baseline: Result,
-    found: Iterable[tuple[Candidate, Result]],
+    results: Iterable[tuple[Candidate, Result]],
     tolerance: float,
     speed_weight: float = 0.0,
 ) -> Plan:
-    """The modular plan: in each slot the best mechanism of those whose loss is within `tolerance` of the baseline.
+    """Return the modular plan: in each slot the best mechanism whose loss is within `tolerance` of the baseline's.
 
-    `plan` is the baseline's, which stays where nothing is within tolerance. The best has the least `objective`; of
-    several the first is taken that generates from a state of constant size.
+    `plan` is the baseline's, which stays in slots where nothing is within the tolerance. The best mechanism has the
+    smallest `objective`; of equal ones, one that generates from a state of constant size comes first.
     """
     near: dict[Slot, list[tuple[float, bool, str]]] = {}
-    for (slot, mechanism), result in found:
+    for (slot, mechanism), result in results:
         if is_within(result.loss, baseline.loss, tolerance):
             rank = (
                 objective(result, baseline, speed_weight),
@@ -150,8 +150,8 @@ def recommend(
     return plan
 
 
-def without_the_worst(plan: Plan, baseline: Plan, found: Iterable[tuple[Candidate, Result]]) -> Plan:
-    """The plan with the baseline's mechanism again where its replacement, alone, had the largest loss."""
-    there = [(result.loss, candidate.slot) for candidate, result in found if replaced(plan, candidate) == plan]
-    _, (block, start, stop) = max(there)
+def without_the_worst(plan: Plan, baseline: Plan, results: Iterable[tuple[Candidate, Result]]) -> Plan:
+    """Return the plan without its worst replacement, that with the largest loss on its own."""
+    losses = [(result.loss, candidate.slot) for candidate, result in results if replaced(plan, candidate) == plan]
+    _, (block, start, stop) = max(losses)
     return {**plan, block: (*plan[block][:start], *baseline[block][start:stop], *plan[block][stop:])}

@@ -1,4 +1,4 @@
-"""An ablation as a list of runs: what there is to train, what came out, and the plan that follows from it."""
+"""An ablation as a list of runs: plans to train, their results, and the plan that is recommended."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ BASELINE, REPLACEMENT, COMBINATION = "baseline", "replacement", "combination"
 
 @dataclass
 class Run:
-    """One plan to train.
+    """A plan to train.
 
-    role: the baseline, a replacement in one slot (`candidate`), or a combination of several
-    status: "to do", "trained" (there is a `result`), or "failed" or "refused" (there is a `reason`)
+    role:   the baseline, a replacement in one slot (`candidate`), or a combination of several.
+    status: "to do", "trained" (with a `result`), "failed" or "refused" (with a `reason`).
     """
 
     plan: Plan
@@ -47,18 +47,18 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name of its folder, as the recipes' runs have it."""
+        """The name of its folder, in the form of the recipes' runs."""
         return plan_text(self.plan).translate(str.maketrans("/,*", "+__"))
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is replaced by what, and what is good enough.
+    """The replacements to try, and the criterion for accepting them.
 
-    blocks: None for all that the model has
-    tolerance: the largest relative difference of the loss to the baseline that a replacement may have
-    speed_weight: what the logarithm of the speed ratio counts against the relative difference
-    jobs: trainings at once, each with one thread if there are several
+    blocks:       None for all blocks of the model.
+    tolerance:    the largest accepted relative difference of the loss to the baseline's.
+    speed_weight: weight of the logarithm of the speed ratio against the relative difference.
+    jobs:         trainings in parallel, each with one thread if there are several.
     """
 
     baseline: str = "softmax"
@@ -72,9 +72,9 @@ class Settings:
 
 @dataclass
 class Study:
-    """An ablation: the command that is varied, the runs, of which the first is the baseline, and the outcome.
+    """An ablation: the command that is varied, the runs (the baseline first), and the outcome.
 
-    recommended: the modular plan, None before all replacements were tried
+    recommended: the modular plan, None until all replacements have been tried.
     """
 
     out: Path
@@ -90,14 +90,15 @@ class Study:
         return self.training.command(run.plan, self.folder(run))
 
     def run_of(self, plan: Plan | None) -> Run | None:
-        """The run with this plan, None when there is none."""
+        """Return the run with this plan, or None."""
         return next((run for run in self.runs if run.plan == plan), None)
 
 
 def plan_study(out: Path, training: Training, settings: Settings) -> Study:
-    """All runs but the combinations; what is finished in `out` is read, what the model refuses is marked.
+    """Plan all runs except combinations; read the finished ones in `out`, and mark what the model refuses.
 
-    Raises LeapformerError for mechanisms, blocks and numbers that do not serve, and when the baseline cannot be built.
+    Raises LeapformerError for unknown mechanisms, blocks that the model lacks, and numbers out of range, and if the
+    baseline or none of the replacements can be built.
     """
     _check(settings)
     layers = training.layers(settings.baseline)
@@ -110,7 +111,7 @@ def plan_study(out: Path, training: Training, settings: Settings) -> Study:
     refusals: dict[tuple[str, str], str | None] = {}
     for candidate in candidates(baseline, slots(chosen, settings.layer_groups), settings.mechanisms):
         run = Run(replaced(baseline, candidate), REPLACEMENT, candidate)
-        key = candidate.slot.block, candidate.mechanism  # a refusal holds for the block, whatever the layer
+        key = candidate.slot.block, candidate.mechanism  # a refusal holds for all layers of a block
         if key not in refusals:
             refusals[key] = training.refusal(run.plan)
         if reason := refusals[key]:
@@ -149,14 +150,15 @@ def _look_up(study: Study, run: Run) -> None:
 def carry_out(
     study: Study, begin: Callable[[Run], None], watch: Callable[[Run, str], None], changed: Callable[[Run], None]
 ) -> None:
-    """Train what is to do, recommend a plan and train that, too, unless it is one of the runs.
+    """Train all runs that are to do, recommend a plan, and train that, too, unless it is one of the runs.
 
-    What replacements cost may add up: as long as a combination is beyond the tolerance, the one that costs most is
-    taken back.
+    The costs of replacements may add up: while a combination is beyond the tolerance, its worst replacement is undone
+    and the rest trained again.
 
     Replacements are trained `jobs` at a time; the baseline and combinations, on which the next step depends, alone.
-    `begin` is called before a run, `watch` with it and the value of each validation, `changed` after it. A run that
-    fails is marked; the others continue. Raises LeapformerError when the baseline fails: nothing could be compared.
+    `begin` is called before a run, `watch` with the run and the value of each validation, `changed` after it. A run
+    that fails is marked; the others continue. Raises LeapformerError if the baseline fails, since nothing can be
+    compared without it.
     """
     settings, measure = study.settings, study.training.measure
     threads = None if settings.jobs == 1 else 1
@@ -176,10 +178,10 @@ def carry_out(
         trainings.run_all([train(baseline)])
     if baseline.result is None:
         raise LeapformerError(f"the baseline {plan_text(baseline.plan)} failed: {baseline.reason}")
-    objective(baseline.result, baseline.result, settings.speed_weight)  # fails now if it cannot be told
+    objective(baseline.result, baseline.result, settings.speed_weight)  # raises if it counts but is not logged
     trainings.run_all((train(run) for run in others if run.status == TO_DO), settings.jobs)
-    found = [(run.candidate, run.result) for run in others if run.candidate and run.result]
-    study.recommended = recommend(baseline.plan, baseline.result, found, settings.tolerance, settings.speed_weight)
+    results = [(run.candidate, run.result) for run in others if run.candidate and run.result]
+    study.recommended = recommend(baseline.plan, baseline.result, results, settings.tolerance, settings.speed_weight)
     while study.run_of(study.recommended) is None:
         run = Run(study.recommended, COMBINATION)
         study.runs.append(run)
@@ -187,4 +189,4 @@ def carry_out(
         if run.status == TO_DO:
             trainings.run_all([train(run)])
         if run.result and not is_within(run.result.loss, baseline.result.loss, settings.tolerance):
-            study.recommended = without_the_worst(run.plan, baseline.plan, found)
+            study.recommended = without_the_worst(run.plan, baseline.plan, results)

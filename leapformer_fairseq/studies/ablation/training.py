@@ -1,4 +1,4 @@
-"""The training command that an ablation varies: read, checked by building its model, and written for each plan."""
+"""The training command that an ablation varies: parsed, checked by building its model, and written for each plan."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ..trainings import LAST, PROGRAM, parse_options, refusing
 from .search import Plan, layers_text
 
 PLAN_FLAGS = {block.name: f"--{block.name}-attention" for block in BLOCKS}
-WHAT = "the training command"  # of which errors tell
+WHAT = "the training command"  # its name in error messages
 SET_BY_RUNS = ("--save-dir", "--log-format", *PLAN_FLAGS.values())
-LOG_INTERVAL = ("--log-interval", "10")  # unless the command has its own: short trainings must tell their speed, too
+LOG_INTERVAL = ("--log-interval", "10")  # default: short trainings must log their speed, too
 _COMPARED = "runs are compared by the validation loss of checkpoint_best.pt, less is better"
 _RESUMED = "an interrupted run resumes from its checkpoint_last.pt (to start from a model, --finetune-from-model)"
 _REFUSED = {
@@ -34,11 +34,11 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class Training:
-    """A training command without what each run sets for itself.
+    """A training command without the options that each run sets itself.
 
-    arguments: what follows `leapformer train`
-    args: the same, parsed by fairseq
-    task: fairseq's, set up on the data
+    arguments: the words after `leapformer train`.
+    args:      the arguments as parsed by fairseq.
+    task:      fairseq's task, set up on the data.
     """
 
     arguments: tuple[str, ...]
@@ -47,7 +47,7 @@ class Training:
 
     @property
     def identity(self) -> str:
-        """What must be the same for runs to be compared: the arguments in one line."""
+        """The arguments in one line; runs can be compared only if they have the same."""
         return shlex.join(self.arguments)
 
     @property
@@ -57,27 +57,27 @@ class Training:
 
     @property
     def measure(self) -> str:
-        """The name of that value in the log: of the first validation set."""
+        """The log's name of the metric, on the first validation set."""
         return f"{self.args.valid_subset.split(',')[0]}_{self.metric}"
 
     def layers(self, baseline: str) -> dict[str, int]:
-        """The attention blocks that the model has, with their numbers of layers, built with one plan everywhere.
+        """Return the model's attention blocks, {name: number of layers}, from building it with one plan everywhere.
 
-        Raises LeapformerError when it cannot be built.
+        Raises LeapformerError if it cannot be built.
         """
         model = self._build(dict.fromkeys(PLAN_FLAGS, baseline))
-        found = {}
+        counts = {}
         for block in BLOCKS:
             stack = getattr(model, block.stack, None)
             if stack is None:
                 continue
             layers = layers_of(stack)
             if len(layers) and isinstance(getattr(layers[0], block.attribute, None), MechanismAttention):
-                found[block.name] = len(layers)
-        return found
+                counts[block.name] = len(layers)
+        return counts
 
     def refusal(self, plan: Plan) -> str | None:
-        """Why the model cannot be built with this plan, None when it can."""
+        """Return why the model cannot be built with this plan; None if it can."""
         try:
             self._build({block: layers_text(names) for block, names in plan.items()})
         except LeapformerError as error:
@@ -85,11 +85,11 @@ class Training:
         return None
 
     def command(self, plan: Plan, folder: Path) -> list[str]:
-        """The whole command of a run with this plan that keeps its checkpoints in `folder`."""
-        own = [*plan_flags(plan), "--log-format", "json", "--save-dir", str(folder)]
+        """Return the whole command of a run with this plan and with checkpoints in `folder`."""
+        options = [*plan_flags(plan), "--log-format", "json", "--save-dir", str(folder)]
         if not _gives(self.arguments, LOG_INTERVAL[0]):
-            own += LOG_INTERVAL
-        return [*PROGRAM, "train", *self.arguments, *own]
+            options += LOG_INTERVAL
+        return [*PROGRAM, "train", *self.arguments, *options]
 
     def _build(self, plans: dict[str, str]) -> Any:
         args = copy.deepcopy(self.args)
@@ -101,10 +101,10 @@ class Training:
 
 
 def read_training(words: Sequence[str]) -> Training:
-    """A command as for `leapformer train`, with or without that name, or fairseq-train's.
+    """Parse the words of a training: those of `leapformer train`, with or without that name, or of fairseq-train.
 
-    Raises LeapformerError for options that fairseq does not know, for data that cannot be found, for a model without
-    attention plans, and for a training that has no end, leaves nothing to compare or cannot be gone on with.
+    Raises LeapformerError for unknown options, missing data, a model without attention plans, and a training that has
+    no end, leaves nothing to compare, or cannot be resumed.
     """
     arguments = _arguments(words)
     args = _parse(arguments)
@@ -126,17 +126,17 @@ def read_training(words: Sequence[str]) -> Training:
 
 
 def plan_flags(plan: Plan) -> list[str]:
-    """The flags of a training command that choose the plan."""
+    """Return the flags that choose the plan."""
     return [word for block, names in plan.items() for word in (PLAN_FLAGS[block], layers_text(names))]
 
 
 def plan_everywhere(text: str, layers: dict[str, int]) -> Plan:
-    """The same plan in every block."""
+    """Return the plan with the same text in every block; `layers` is {block: number of layers}."""
     return {block: tuple(expand_plan(text, count)) for block, count in layers.items()}
 
 
 def _arguments(words: Sequence[str]) -> tuple[str, ...]:
-    """What follows the name of the command, without what every run sets for itself."""
+    """Return the words after the name of the command, without the options that each run sets itself."""
     words = list(words)
     flags = SET_BY_RUNS
     if words and Path(words[0]).name == "fairseq-train":
@@ -164,14 +164,14 @@ def _parse(arguments: tuple[str, ...]) -> Namespace:
 
 @contextmanager
 def _trying() -> Iterator[None]:
-    """With one line for whatever fairseq raises where data or pretrained models are missing."""
+    """Turn whatever fairseq raises, e.g. for missing data or pretrained models, into a LeapformerError of one line."""
     try:
         yield
     except LeapformerError:
         raise
     except Exception as error:
-        found = explained(error)
-        reason = str(found) if found else " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        explanation = explained(error)
+        reason = str(explanation) if explanation else " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise LeapformerError(
             f"the training command cannot start: {reason}; `leapformer train` alone with it shows more"
         ) from error

@@ -23,11 +23,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import json
 import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from importlib.util import find_spec
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -37,6 +39,7 @@ import torch
 
 from ... import PLUGIN_DIR
 from ...attention.ops import dispatch
+from ...scoring.pictures.results import draw_results
 from ...support.errors import LeapformerError
 from ...support.files import make_folder, write_json, write_text
 from ...support.signature import environment
@@ -63,6 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     try:
         folder = make_folder(args.out)
+        if args.redraw:
+            _report(folder, _measured(folder))
+            return 0
         if args.device.startswith("cuda") and not torch.cuda.is_available():
             raise LeapformerError("torch sees no GPU here; give --device cpu to try this command without one")
         results = collect(args, folder)
@@ -76,8 +82,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/gpu.sh", description="check and time everything on a GPU")
     parser.add_argument("--device", default="cuda", help="cuda (default), cuda:1, cpu")
     parser.add_argument("--fast", action="store_true", help="tiny sizes: to try this command, not to measure")
-    parser.add_argument("--out", metavar="DIR", default=str(OUT), help=f"for gpu.json and gpu.md (default: {OUT})")
+    parser.add_argument(
+        "--out", metavar="DIR", default=str(OUT), help=f"for gpu.json, gpu.md, gpu.png (default: {OUT})"
+    )
     parser.add_argument("--budget", type=float, default=BUDGET, metavar="SECONDS", help=f"default: {BUDGET:g}")
+    parser.add_argument("--redraw", action="store_true", help="measure nothing; make gpu.md and gpu.png from gpu.json")
     parser.add_argument("--seed", type=int, default=1, help="of the random inputs (default: 1)")
     return parser
 
@@ -167,7 +176,7 @@ def collect(args: argparse.Namespace, folder: Path) -> Message:
     cases = tasks(torch.device(args.device), args.fast)
     names = [f"{task.section}: {task.case}" for task in cases]
     content: Message = {"benchmark": "gpu", "signature": "", "environment": {}, "options": vars(args).copy()}
-    del content["options"]["out"]
+    del content["options"]["out"], content["options"]["redraw"]
     content |= {"method": __doc__ or "", "passed": 0, "failed": 0, "seconds": 0.0, "left_out": names}
     content |= {section: [] for section in dict.fromkeys(task.section for task in cases)}
     ended: set[int] = set()
@@ -185,6 +194,7 @@ def collect(args: argparse.Namespace, folder: Path) -> Message:
             _say(f"[{passed}] {i + 1}/{len(cases)} {names[i]}: {message['seconds']:.1f} s{what}")
             _write(folder, content, time.time() - start)
     _write(folder, content, time.time() - start)
+    _report(folder, content)
     _say(f"{content['passed']} checks passed, {content['failed']} failed; see {folder / 'gpu.md'}")
     return content
 
@@ -228,7 +238,7 @@ def _messages(args: argparse.Namespace, until: float, cases: Sequence[Task]) -> 
 
 
 def _write(folder: Path, content: Message, seconds: float) -> None:
-    """Write gpu.json and gpu.md."""
+    """Write gpu.json and gpu.md, without a picture."""
     checks = [row for section in gpu_page.CHECKS for row in content.get(section, [])]
     content["passed"] = sum(row.get("ok") is True for row in checks)
     content["failed"] = sum(gpu_page.is_wrong(row) for row in checks)
@@ -237,6 +247,25 @@ def _write(folder: Path, content: Message, seconds: float) -> None:
     content["signature"] = "|".join(f"{name}:{value}" for name, value in {**flat, **content["options"]}.items())
     write_json(folder / "gpu.json", content, "--out")
     write_text(folder / "gpu.md", gpu_page.page(content), "--out")
+
+
+def _measured(folder: Path) -> Message:
+    """Read gpu.json."""
+    try:
+        content: Message = json.loads((folder / "gpu.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LeapformerError(f"{folder}/gpu.json cannot be read ({error}); measure without --redraw first") from error
+    return content
+
+
+def _report(folder: Path, content: Message) -> None:
+    """Write gpu.png, where matplotlib is installed and there is enough to draw, and gpu.md with it."""
+    picture = False
+    if find_spec("matplotlib") is not None:
+        with contextlib.suppress(LeapformerError):  # too few lengths
+            draw_results(folder / "gpu.json", folder / gpu_page.PICTURE)
+            picture = True
+    write_text(folder / "gpu.md", gpu_page.page(content, picture), "--out")
 
 
 def _say(line: str) -> None:

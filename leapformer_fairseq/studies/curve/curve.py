@@ -181,7 +181,7 @@ def refuse(runs: Iterable[Run]) -> None:
     """
     reasons: dict[tuple[str, str], str] = {}
     for run in runs:
-        key = run.setting.checkpoint, run.setting.policy  # numbers are checked before, and do not matter to a model
+        key = run.setting.checkpoint, run.setting.policy  # support does not depend on its number
         if key not in reasons:
             reasons[key] = _refusal(run.args)
         run.reason = reasons[key]
@@ -201,21 +201,21 @@ def _refusal(args: Namespace) -> str:
 def measure(run: Run, utterances: Sequence[Utterance], repeats: int, heard: Callable[[], None]) -> None:
     """Time the computation of a run in its folders repeat1, repeat2, ...; `heard` is called for each utterance.
 
-    Finished utterances in these folders are not repeated. Raises LeapformerError as `Simulation.translate` does, and
-    where a part of the computation took no time, so was not measured.
+    Finished utterances in these folders are not repeated. Raises LeapformerError like `Simulation.translate`, and like
+    `check_timed`.
     """
     folders = [run.folder / f"repeat{number}" for number in range(1, repeats + 1)]
     waiting = [folder for folder in folders if not (folder / SCORES).is_file()]
     if not waiting:
         return
     simulation = replace(build_simulation(run.args), alone=True)
-    simulation.translate(utterances[:1])  # the first one pays for what is made once: compiled steps, tables, memory
+    simulation.translate(utterances[:1])  # so that no timing includes compilation, tables and first allocations
     for folder in waiting:
         folder.mkdir(exist_ok=True)
         done = logged(folder, simulation.unit)
-        for one in utterances:
-            if one.index not in done:
-                log_outcome(folder, *simulation.translate([one]))
+        for utterance in utterances:
+            if utterance.index not in done:
+                log_outcome(folder, *simulation.translate([utterance]))
             heard()
         scores = score_run(folder, run.args.tokenize, simulation.unit)
         check_timed(folder, scores)
@@ -223,7 +223,7 @@ def measure(run: Run, utterances: Sequence[Utterance], repeats: int, heard: Call
 
 
 def check_timed(folder: Path, scores: Mapping[str, Any]) -> None:
-    """Raise LeapformerError for a repeat that wrote something in no time: it was not measured."""
+    """Raise LeapformerError for a repeat with output if a part of its computation took no time, so was not timed."""
     untimed = [part for part in PARTS_S if not (scores["compute"] or {}).get(part)]
     if untimed and scores["n_empty"] < scores["n_instances"]:
         raise LeapformerError(

@@ -74,19 +74,19 @@ def write_reports(curve: Curve, checkpoints: Mapping[str, Any]) -> None:
 
     `checkpoints`: information about each. Raises LeapformerError for runs whose scores are damaged.
     """
-    found, made_with = rows(curve), signature(threads=curve.runs[0].args.num_threads)
+    results, environment = rows(curve), signature(threads=curve.runs[0].args.num_threads)
     content = {
         "checkpoints": checkpoints,
-        "rows": found,
+        "rows": results,
         "refused": [{**_about(run), "reason": run.reason} for run in curve.runs if run.reason],
         "waiting": [_about(run) for run in curve.waiting],
         "repeats": curve.repeats,
-        "signature": made_with,
+        "signature": environment,
     }
     write_json(curve.out / DATA, content)
-    write_text(curve.out / TABLE, _markdown(curve, found, made_with))
+    write_text(curve.out / TABLE, _markdown(curve, results, environment))
     write_text(curve.out / COMMANDS, commands(curve))
-    draw_curve(found, curve.out / PICTURE, (LOW_MS, HIGH_MS))
+    draw_curve(results, curve.out / PICTURE, (LOW_MS, HIGH_MS))
 
 
 def rows(curve: Curve) -> list[Row]:
@@ -98,12 +98,12 @@ def rows(curve: Curve) -> list[Row]:
     """
     row_of, latency = (_talk_row, "LongYAAL") if curve.of_talks else (_row, "AL")
     order = list(dict.fromkeys(_line(run) for run in curve.runs))
-    found = [(order.index(_line(run)), row_of(run)) for run in curve.runs if run.translated]
-    return [row for _, row in sorted(found, key=lambda one: (one[0], one[1][latency] or 0.0))]
+    placed = [(order.index(_line(run)), row_of(run)) for run in curve.runs if run.translated]
+    return [row for _, row in sorted(placed, key=lambda x: (x[0], x[1][latency] or 0.0))]
 
 
 def _line(run: Run) -> tuple[Any, ...]:
-    """What the runs of a line of the picture have in common."""
+    """Return what all runs of a line in the picture share."""
     return run.setting.checkpoint, run.setting.policy, run.setting.segment
 
 
@@ -128,9 +128,9 @@ def _row(run: Run) -> Row:
         "sentences": scored["n_instances"],
         "empty": scored["n_empty"],
         **{name: scored["scores"].get(name) for name in ("BLEU", "chrF", *LATENCIES)},
-        **{f"{name}_CA": _spread([one["scores"].get(f"{name}_CA") for one in repeats]) for name in LATENCIES},
-        "compute": _compute([one["compute"] for one in repeats]),
-        "without_prenet": _spread([one["compute"].get("without_prenet") for one in repeats]),
+        **{f"{name}_CA": _spread([repeat["scores"].get(f"{name}_CA") for repeat in repeats]) for name in LATENCIES},
+        "compute": _compute([repeat["compute"] for repeat in repeats]),
+        "without_prenet": _spread([repeat["compute"].get("without_prenet") for repeat in repeats]),
         "repeats": len(repeats),
         "signatures": scored["signatures"],
         "signature": scored["model"]["signature"],
@@ -138,7 +138,7 @@ def _row(run: Run) -> Row:
 
 
 def _measured(folder: Path) -> dict[str, Any]:
-    """The scores of a repeat. Raises LeapformerError as `check_timed` does."""
+    """Return the scores of a repeat. Raises LeapformerError like `check_timed`."""
     scored = read_json(folder / SCORES)
     check_timed(folder, scored)
     return scored
@@ -174,17 +174,17 @@ def _spread(values: Sequence[float | None]) -> Spread | None:
 
 
 def _compute(repeats: Sequence[Mapping[str, float]]) -> dict[str, Spread | None] | None:
-    """Seconds per second of audio: of features, encoder and decoder, and of all."""
+    """Return seconds per second of audio: of features, encoder, decoder, and the total."""
     if not repeats:
         return None
-    parts = {part: _spread([one[f"{part}_s"] / one["audio_s"] for one in repeats]) for part in PARTS}
-    return {**parts, "total": _spread([one["seconds_per_second"] for one in repeats])}
+    parts = {part: _spread([seconds[f"{part}_s"] / seconds["audio_s"] for seconds in repeats]) for part in PARTS}
+    return {**parts, "total": _spread([seconds["seconds_per_second"] for seconds in repeats])}
 
 
-def table(found: Sequence[Row], style: str = "simple") -> str:
+def table(results: Sequence[Row], style: str = "simple") -> str:
     """One line per row; "github" is Markdown. Measured values are means, with minimum and maximum in brackets."""
-    of_talks = any("segment" in row for row in found)
-    titles = _TALK_COLUMNS if of_talks else _columns(found)
+    of_talks = any("segment" in row for row in results)
+    titles = _TALK_COLUMNS if of_talks else _columns(results)
     lines = [
         {
             "checkpoint": row["checkpoint"],
@@ -198,23 +198,23 @@ def table(found: Sequence[Row], style: str = "simple") -> str:
                 for title, name in titles.items()
             },
         }
-        for row in found
+        for row in results
     ]
     align = ["left" if name in ("checkpoint", "policy") else "right" for name in (lines[0] if lines else ())]
     return tabulate(lines, "keys", tablefmt=style, disable_numparse=True, colalign=align or None)
 
 
-def _columns(found: Sequence[Row]) -> dict[str, str]:
-    """Titles and names of the scores of utterances, computation where it was measured."""
-    measured = any(row["repeats"] for row in found)
+def _columns(results: Sequence[Row]) -> dict[str, str]:
+    """Return titles and names of the scores of utterances, with computation if it was measured."""
+    measured = any(row["repeats"] for row in results)
     timed = {"AL_CA", "compute"} if measured else set()
-    timed |= {"without_prenet"} if any(row["without_prenet"] for row in found) else set()
+    timed |= {"without_prenet"} if any(row["without_prenet"] for row in results) else set()
     titles = {title: name for title, name in COLUMNS.items() if name in {"BLEU", "chrF", *LATENCIES, *timed}}
     return {**titles, "LAAL_CA ms": "LAAL_CA"} if measured else titles
 
 
 def _total(value: Any) -> Any:
-    """Of the computation that of all parts; any other value."""
+    """Return the total of a computation by parts; any other value as it is."""
     return value["total"] if isinstance(value, dict) and "total" in value else value
 
 
@@ -241,18 +241,18 @@ def commands(curve: Curve) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _markdown(curve: Curve, found: Sequence[Row], made_with: str) -> str:
-    scores = dict.fromkeys(f"{name}: `{text}`" for row in found for name, text in row["signatures"].items())
+def _markdown(curve: Curve, results: Sequence[Row], environment: str) -> str:
+    scores = dict.fromkeys(f"{name}: `{text}`" for row in results for name, text in row["signatures"].items())
     latency, notes = ("LongYAAL", _TALK_NOTES) if curve.of_talks else ("average lagging", _UTTERANCE_NOTES)
     parts = [
         f"# Simultaneous translation{' of talks' if curve.of_talks else ''}: quality against latency",
-        table(found, "github"),
+        table(results, "github"),
         *refusals(curve),
         *(f"Still to do: {run.setting.name}." for run in curve.waiting),
         f"![BLEU against {latency}]({PICTURE})",
         notes,
-        *([_MEASURED] if any(row.get("repeats") for row in found) else []),
-        *([_BELOW_NOTE] if any(is_below(row, name) for row in found for name in row) else []),
-        "\n".join(f"* {text}" for text in [*scores, f"leapformer_fairseq: `{made_with}`"]),
+        *([_MEASURED] if any(row.get("repeats") for row in results) else []),
+        *([_BELOW_NOTE] if any(is_below(row, name) for row in results for name in row) else []),
+        "\n".join(f"* {text}" for text in [*scores, f"leapformer_fairseq: `{environment}`"]),
     ]
     return "\n\n".join(parts) + "\n"

@@ -1,1 +1,1 @@
-"""From a trained softmax model to one with other attention: alignment, choice of the blocks, distillation."""
+"""Convert a trained softmax model to other attention: alignment, choice of blocks, distillation."""

@@ -1,4 +1,4 @@
-"""Teacher and student in this process, to be compared on validation data."""
+"""Load teacher and student into this process, and compare them on validation data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..trainings import parse_options
 
 @dataclass(frozen=True)
 class Pair:
-    """Two models in eval mode; `args` are those of the student's training."""
+    """A teacher and its student, both in eval mode; `args` are the student's training arguments."""
 
     args: Any
     task: Any
@@ -30,22 +30,22 @@ class Pair:
 
     @cached_property
     def blocks(self) -> list[ReplacedBlock]:
-        """Where their mechanisms differ."""
+        """The attention blocks whose mechanisms differ."""
         return replaced_blocks(self.student, self.teacher.model)
 
     def prefixes(self) -> dict[str, str]:
-        """What the names of a replaced block's parameters begin with, by its name."""
+        """Map the name of each replaced block to the prefix of its parameters' names."""
         places = {id(part): name for name, part in self.student.named_modules()}
         return {block.name: places[id(block.student)] + "." for block in self.blocks}
 
     def predicted(self, model: Any, batch: Any) -> Predicted:
-        """What a model makes of a batch; the teacher's criterion knows how it is called."""
+        """Return a model's predictions for a batch; the teacher's criterion calls the model."""
         recorder = Recorder(model)
         self.teacher.criterion(recorder, batch)
         return Predicted(model, recorder.output)
 
     def batches(self, sentences: int) -> list[Any]:
-        """Batches of the validation set, with so many sentences or all."""
+        """Return batches of the validation set with at least `sentences` sentences, or all if there are fewer."""
         from fairseq import utils
 
         subset = self.args.valid_subset.split(",")[0]
@@ -57,25 +57,27 @@ class Pair:
             max_positions=utils.resolve_max_positions(self.task.max_positions(), self.student.max_positions()),
             ignore_invalid_inputs=True,
         )
-        found: list[Any] = []
+        batches: list[Any] = []
         count = 0
         for batch in iterator.next_epoch_itr(shuffle=False):
             if count < sentences:
-                found.append(utils.move_to_cuda(batch) if next(self.student.parameters()).is_cuda else batch)
+                batches.append(utils.move_to_cuda(batch) if next(self.student.parameters()).is_cuda else batch)
                 count += batch["nsentences"]
-        return found
+        return batches
 
 
 def mechanisms(model: Any) -> dict[str, list[str]]:
-    """A model's mechanisms, by block and layer."""
-    found = attentions_by_block(model)
-    return {block: [attention.mechanism.name for attention in layers] for block, layers in found.items()}
+    """Map each block of a model to the names of its mechanisms, one per layer."""
+    attentions = attentions_by_block(model)
+    return {block: [attention.mechanism.name for attention in layers] for block, layers in attentions.items()}
 
 
 def load_pair(words: Sequence[str], teacher: str, checkpoint: Path | None = None) -> Pair:
-    """The teacher of a checkpoint, and the student that a training with these words has; from a checkpoint, if given.
+    """Load the teacher's checkpoint, and build the student of the training command `words`.
 
-    On a GPU where there is one, unless the words say --cpu. Raises LeapformerError for a student that cannot learn from
+    checkpoint: of the student, to load its parameters from; by default they are freshly initialised.
+
+    Both are on the GPU if there is one and `words` lack --cpu. Raises LeapformerError if the student cannot learn from
     this teacher.
     """
     args = parse_options(words, "--attention, or the options after --")
@@ -94,15 +96,15 @@ def load_pair(words: Sequence[str], teacher: str, checkpoint: Path | None = None
 
 
 def _check(pair: Pair) -> None:
-    """Refuse what would be trained to do what it cannot: to know a future that only the teacher sees."""
+    """Raise LeapformerError for a student that would be trained to predict input that only its teacher sees."""
     teacher, student = pair.teacher.model, pair.student
     if not any("softmax" in names for names in mechanisms(teacher).values()):
         raise LeapformerError("the teacher has no softmax attention; there is nothing to replace, train it as it is")
-    own, other = (set(getattr(model, "laggings", [None])) for model in (student, teacher))
-    if own - other:
+    student_ks, teacher_ks = (set(getattr(model, "laggings", [None])) for model in (student, teacher))
+    if student_ks - teacher_ks:
         raise LeapformerError(
-            f"--waitk-lagging of the student: its teacher was not trained with k = {_listed(own - other)}, only with "
-            f"{_listed(other)}, and would teach it what it cannot hear; train such a teacher first"
+            f"--waitk-lagging of the student: its teacher was not trained with k = {_listed(student_ks - teacher_ks)}, "
+            f"only with {_listed(teacher_ks)}, and would teach it what it cannot hear; train such a teacher first"
         )
     chunks = [getattr(getattr(model, "encoder", None), "chunks", None) for model in (student, teacher)]
     if chunks[0] != chunks[1]:

@@ -1,4 +1,4 @@
-"""The students of a teacher side by side: a table as text and as data, and a picture."""
+"""Compare the students of a teacher: table.md, table.json and linearize.png."""
 
 from __future__ import annotations
 
@@ -17,24 +17,30 @@ NEEDED = ("attention", "plan", "kept", "replaced", "distance", "loss", "updates"
 
 
 def write_report(out: Path) -> list[str]:
-    """Write table.md, table.json and linearize.png of all students in a folder; the lines, none without students."""
+    """Write table.md, table.json and linearize.png for all students in `out`; return the table's lines.
+
+    Without students it writes nothing and returns no lines.
+    """
     students = [read_json(path, NEEDED) for path in sorted(out.glob(f"keep*/{RESULT}"))]
     if not students:
         return []
-    students.sort(key=lambda one: len(one["kept"]))
+    students.sort(key=lambda student: len(student["kept"]))
     order = read_json(out / ORDER, KNOWN) if (out / ORDER).is_file() else None
     unit = UNIT_OF_SPEECH if students[0]["task"] == "text_to_speech" else UNIT
-    lines = [tabulate([_row(one) for one in students], headers="keys", tablefmt="github", floatfmt=".3f"), ""]
+    lines = [tabulate([_row(student) for student in students], headers="keys", tablefmt="github", floatfmt=".3f"), ""]
     lines += [
         f"Distance: {unit}, on validation data. Loss: of validation, as in the teacher's training. Time: of "
         "updates, and beside other work if there was any.",
         *([] if order is None else [f"Replaced in this order: {', '.join(name for name, _ in order['swaps'])}."]),
         "",
-        *(f"`{one['signature']}`" for one in students[:1]),
+        *(f"`{student['signature']}`" for student in students[:1]),
     ]
     write_text(out / "table.md", "\n".join(["# Linearized: " + students[0]["attention"], "", *lines]) + "\n")
     write_json(out / "table.json", {"unit": unit, "order": order and order["swaps"], "students": students})
-    points = {len(one["replaced"]): (one["distance"]["aligned"], one["distance"]["distilled"]) for one in students}
+    points = {
+        len(student["replaced"]): (student["distance"]["aligned"], student["distance"]["distilled"])
+        for student in students
+    }
     draw_order(order["swaps"] if order else [], points, unit, out / "linearize.png")
     return lines
 
@@ -49,5 +55,5 @@ def _row(student: dict[str, Any]) -> dict[str, Any]:
         "loss, teacher": student["loss"]["teacher"],
         "student": student["loss"]["student"],
         "updates": " + ".join(map(str, updates.values())) + f" (teacher {student['updates']['teacher']})",
-        "minutes": sum(student["seconds"].values()) / 60 or None,  # where the logs do not tell
+        "minutes": sum(student["seconds"].values()) / 60 or None,  # None if the logs have no times
     }

@@ -1,7 +1,7 @@
-"""From a trained softmax model to one with other attention, in stages that are not repeated once they are finished.
+"""The stages that convert a trained softmax model to other attention; finished stages are not repeated.
 
-OUT/align has the training of the replaced blocks, OUT/order.json the order in which blocks are replaced, OUT/keepN the
-student of which N blocks keep the teacher's attention. All trainings are commands of fairseq.
+OUT/align holds the training of the replaced blocks, OUT/order.json the order in which blocks are replaced, OUT/keepN
+the student with N blocks that keep the teacher's attention. All trainings are fairseq commands.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from .selection import Names, Swap, choose, kept, measured
 TASKS = ("language_modeling", "translation", "speech_to_text", "text_to_speech")
 ALIGN, DISTILL, TASK = "align", "distill", "task"
 BEST, ORDER, START, CHECKPOINT, RESULT = "checkpoint_best.pt", "order.json", "start.pt", "checkpoint.pt", "result.json"
-KNOWN = ("swaps", "first_layer")  # of ORDER; without the number of the first layer it was 0, and names are others
-# Shares of the teacher's updates. On sentences (Multi30k, hedgehog) an update of alignment takes 1.08 times as long as
-# one of the teacher's training, one of distillation 1.63 times: together a third of its time.
+KNOWN = ("swaps", "first_layer")  # keys of ORDER; files without first_layer count layers from 0, so their names differ
+# Shares of the teacher's updates. On sentences (Multi30k, hedgehog), an update of alignment takes 1.08 times as long as
+# one of the teacher's training, and an update of distillation 1.63 times: together a third of the teacher's time.
 ALIGN_SHARE, DISTILL_SHARE = 0.05, 0.17
-LEAST_SHARE = 10  # updates; fewer are those of a model that was converted, not trained
-CHECKS = 5  # validations of a stage
+LEAST_SHARE = 10  # updates; with fewer, the checkpoint was converted, not trained
+CHECKS = 5  # validations per stage
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is made of which teacher.
+    """The teacher, the student's plan, and the stages.
 
-    path:         the teacher's checkpoint
-    attention:    the student's plan
-    data:         the folder of the data, where it is not the one of the teacher's training
-    keep:         blocks that keep the teacher's attention
-    max_distance: with it as few stay as bring the distance to this, whatever `keep` says
-    *_updates:    of a stage; None for a share of the teacher's
-    *_rate:       the highest learning rate of a stage
-    sentences:    of the validation set, by which blocks are chosen
+    path:         the teacher's checkpoint.
+    attention:    the student's plan.
+    data:         the data folder; None for that of the teacher's training.
+    keep:         number of blocks that keep the teacher's attention.
+    max_distance: keep as few blocks as possible with at most this distance; overrides `keep`.
+    *_updates:    updates of a stage; None for a share of the teacher's.
+    *_rate:       peak learning rate of a stage.
+    sentences:    validation sentences from which blocks are chosen.
     """
 
     path: Path
@@ -71,10 +71,10 @@ class Settings:
 
 
 class Linearize:
-    """One teacher, and the students that it gets with one plan."""
+    """Trains students of one teacher with one plan."""
 
     def __init__(self, settings: Settings, shell: Shell) -> None:
-        """Raises LeapformerError for a teacher, a plan or numbers that do not serve."""
+        """Raises LeapformerError for an unsuitable teacher, plan or number."""
         self.settings, self.shell, self.out = settings, shell, settings.out
         checked("--align-weights", settings.align_weights)
         checked("--distillation-weight", settings.distillation_weight, 1)
@@ -106,7 +106,7 @@ class Linearize:
             )
 
     def run(self) -> Path:
-        """All stages; the folder of the student. With the teacher's own plan the student is the teacher."""
+        """Run all stages and return the student's folder. With the teacher's own plan, the student is the teacher."""
         s = self.settings
         record = ["--path", str(s.path), "--attention", s.attention.text, *self._numbers(ALIGN, s.align_weights)]
         with self.shell.folder(self.out, record):
@@ -124,7 +124,7 @@ class Linearize:
 
     # --------------------------------------------------------------------------------------------------------- stages
     def _student(self, folder: Path, stays: Names) -> None:
-        """What the teacher's attention stays in, and the rest as aligned, is trained on the teacher's predictions."""
+        """Distil the aligned student, with the teacher's attention in the blocks `stays`."""
         start, plans = self.out / ALIGN / BEST, self._plans(stays)
         if stays:
             start = folder / START
@@ -136,7 +136,7 @@ class Linearize:
             start = folder / name / BEST
         if self.shell.dry:
             return
-        if not (folder / CHECKPOINT).is_file():  # with the teacher's loss, as if it had been trained like that
+        if not (folder / CHECKPOINT).is_file():  # with the teacher's criterion, as after a normal training
             state = load_checkpoint(start)
             state["cfg"]["criterion"] = self.teacher["cfg"]["criterion"]
             state["cfg"]["model"].criterion = self.args.criterion
@@ -145,9 +145,9 @@ class Linearize:
             write_json(folder / RESULT, self._result(folder, stays, stages))
 
     def _stage(self, name: str, folder: Path, words: Sequence[str], start: Path) -> Work:
-        """A training that begins with the parameters of `start`, unless it is finished."""
+        """Train a stage from the parameters of `start`, unless it is finished."""
         s, updates = self.settings, self.updates[name]
-        # The teacher's own loss alone is what distillation with the weight 0 is.
+        # Distillation with weight 0 is the teacher's own loss.
         weight = str(s.distillation_weight if name == DISTILL else 0.0)
         loss = ["leapformer_distillation", "--distillation-weight", weight]
         if name == ALIGN:
@@ -164,11 +164,11 @@ class Linearize:
         yield from self.shell.once(folder / name, training)
 
     def _chosen(self) -> Names:
-        """The blocks that stay as they are in the teacher."""
+        """Return the blocks that keep the teacher's attention; the steps that lead to them are kept in ORDER."""
         s, record = self.settings, self.out / ORDER
         if self.shell.dry or (not s.keep and s.max_distance is None):
             return frozenset()
-        swaps = [Swap(*one) for one in read_json(record, KNOWN)["swaps"]] if record.is_file() else []
+        swaps = [Swap(*swap) for swap in read_json(record, KNOWN)["swaps"]] if record.is_file() else []
         if len(swaps) < len(self.replaced):
             self.shell.say("replacing one block after the other, each time the one that costs least")
             pair = self._pair(self.out / ALIGN / BEST)
@@ -179,7 +179,7 @@ class Linearize:
         return kept(swaps, s.keep, s.max_distance)
 
     def _assemble(self, stays: Names, path: Path) -> None:
-        """The aligned student with the teacher's parameters in the blocks that stay."""
+        """Write the aligned student with the teacher's parameters in the blocks `stays`."""
         aligned = load_checkpoint(self.out / ALIGN / BEST)
         prefixes = tuple(self.prefixes[name] for name in stays)
         model = {name: value for name, value in aligned["model"].items() if not name.startswith(prefixes)}
@@ -187,7 +187,7 @@ class Linearize:
         save_checkpoint({**aligned, "model": model, "last_optimizer_state": None}, path)
 
     def _result(self, folder: Path, stays: Names, stages: Sequence[str]) -> dict[str, Any]:
-        """What came out of it, and what it cost."""
+        """Return plan, distances, losses, updates and seconds of the finished student."""
         pair, replaced = self._pair(self.out / ALIGN / BEST), frozenset(self.replaced) - stays
         logs = {name: _log((self.out if name == ALIGN else folder) / name) for name in (ALIGN, *stages)}
         last = _best(logs[stages[-1]])
@@ -210,12 +210,12 @@ class Linearize:
 
     # ---------------------------------------------------------------------------------------------------------- words
     def _words(self, plans: dict[str, str]) -> list[str]:
-        """The options of a training with these plans, by argument."""
+        """Return the options of a training with these plans, {argument: plan}."""
         s = self.settings
         return [*words_of(Namespace(**{**vars(self.args), **plans, "data": self.data})), *s.attention.options]
 
     def _plans(self, stays: Names) -> dict[str, str]:
-        """The plans of the student's blocks, by argument."""
+        """Return the plans of the student's blocks, {argument: plan}."""
         names = {block: list(layers) for block, layers in self.mechanisms.items()}
         for name in stays:
             block, _, layer = name.rpartition(".")
@@ -223,7 +223,7 @@ class Linearize:
         return {block.argument: layers_text(names[block.name]) for block in BLOCKS if block.name in names}
 
     def _numbers(self, stage: str, *more: object) -> list[str]:
-        """What identifies a stage."""
+        """Return what identifies a stage: its name, updates, learning rate, `more`, and the options of training."""
         rate = getattr(self.settings, f"{stage}_rate")
         return [stage, *map(str, (self.updates[stage], rate, *more)), *self.settings.train_options]
 
@@ -233,7 +233,7 @@ class Linearize:
 
 
 def _check_numbers(settings: Settings) -> None:
-    """Raise LeapformerError for a plan of too many blocks, and for numbers with which nothing would be trained."""
+    """Raise LeapformerError for a plan with too many blocks, and for numbers that would train nothing."""
     plans = settings.attention.plan.split("/")
     if len(plans) > len(BLOCKS):
         raise LeapformerError(f"--attention {settings.attention.text}: {len(plans)} plans; give ENCODER/DECODER/CROSS")
@@ -247,7 +247,7 @@ def _check_numbers(settings: Settings) -> None:
 
 
 def _teacher(path: Path) -> dict[str, Any]:
-    """The checkpoint of a model that can be a teacher."""
+    """Load a checkpoint. Raises LeapformerError unless its model can be a teacher."""
     if not path.is_file():
         raise LeapformerError(f"--path {path}: no such file; give the checkpoint of a trained model")
     state = load_checkpoint(path)
@@ -262,21 +262,21 @@ def _teacher(path: Path) -> dict[str, Any]:
 
 
 def _log(folder: Path) -> list[dict[str, Any]]:
-    """The numbers that a stage's training wrote."""
+    """Return the entries of the log of a stage's training."""
     return entries(folder / "train.log")
 
 
 def _best(log: list[dict[str, Any]]) -> dict[str, float]:
-    """Loss and distance of the validation with the least loss."""
-    found = []
+    """Return loss and distance of the validation with the smallest loss."""
+    validations = []
     for entry in log:
         name = next((key for key in entry if key.endswith("_distance") and not key.startswith("train")), None)
         if name is not None:
             subset = name.removesuffix("distance")
-            found.append({"loss": float(entry[f"{subset}loss"]), "distance": float(entry[name])})
-    return min(found, key=lambda one: one["loss"])
+            validations.append({"loss": float(entry[f"{subset}loss"]), "distance": float(entry[name])})
+    return min(validations, key=lambda validation: validation["loss"])
 
 
 def _seconds(log: list[dict[str, Any]]) -> float:
-    """The time of all updates of a stage; fairseq adds them up epoch by epoch."""
+    """Return the seconds of all updates of a stage; fairseq reports them per epoch."""
     return sum(float(entry["train_train_wall"]) for entry in log if "train_train_wall" in entry)

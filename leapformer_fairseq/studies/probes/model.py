@@ -16,7 +16,7 @@ WIDTH, HEADS, LAYERS, LONGEST = 64, 2, 2, 1024
 
 
 class Attention(nn.Module):
-    """A mechanism with its projections, on (B, T, C)."""
+    """A mechanism with its projections, for tokens (B, T, C)."""
 
     def __init__(self, name: str, block: str, **options: Any) -> None:
         super().__init__()
@@ -29,36 +29,36 @@ class Attention(nn.Module):
         key = x if source is None else source
         tokens = TokenInfo.whole(key.shape[1], keep, x.device)
         keys = TokenInfo(tokens.positions, tokens.lengths, keep, inputs=key)
-        asked = keys if source is None else TokenInfo(*_places(x), inputs=x)
+        queries = keys if source is None else TokenInfo(*_positions(x), inputs=x)
         v = _heads(self.v(key))
         k = v if self.mechanism.capabilities.keys_are_values else _heads(self.k(key))
-        out = self.mechanism(_heads(self.q(x)), k, v, query=asked, key=keys, mask=mask)
+        out = self.mechanism(_heads(self.q(x)), k, v, query=queries, key=keys, mask=mask)
         return self.out(out.transpose(1, 2).flatten(2))
 
 
 class Layer(nn.Module):
-    """Normalised first: attention, attention to a source if there is one, and a feed-forward network."""
+    """A pre-norm layer: self-attention, cross-attention if there is a source, and a feed-forward network."""
 
-    def __init__(self, own: Attention, cross: Attention | None = None) -> None:
+    def __init__(self, self_attention: Attention, cross: Attention | None = None) -> None:
         super().__init__()
-        self.own, self.cross = own, cross
+        self.self_attention, self.cross = self_attention, cross
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3))
         self.feed_forward = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
 
     def forward(
-        self, x: Tensor, own: Mask, keep: Tensor | None = None, source: Tensor | None = None, seen: Mask = None
+        self, x: Tensor, self_mask: Mask, keep: Tensor | None = None, source: Tensor | None = None, seen: Mask = None
     ) -> Tensor:
-        x = x + self.own(self.norms[0](x), mask=own, keep=keep)
+        x = x + self.self_attention(self.norms[0](x), mask=self_mask, keep=keep)
         if self.cross is not None:
             x = x + self.cross(self.norms[1](x), source, seen)
         return x + self.feed_forward(self.norms[2](x))
 
 
 class ProbeModel(nn.Module):
-    """Logits for a batch of a probe: at every token, or one for the sequence.
+    """A model for a probe; returns logits (B, T, vocabulary), or (B, vocabulary) for one answer per sequence.
 
-    In cross-attention a layer of softmax reads the source and one writes; elsewhere there are two layers of the
-    mechanism.
+    For cross-attention, a softmax layer encodes the source, and one decoder layer with softmax self-attention has the
+    mechanism as its cross-attention. For other blocks there are two layers of the mechanism.
     """
 
     positions: Tensor
@@ -80,10 +80,10 @@ class ProbeModel(nn.Module):
 
     @property
     def asked(self) -> Attention:
-        """The attention that the probe is about, in the first layer."""
+        """The attention under test, in the first layer."""
         layer: Any = self.layers[0]
-        found: Attention = layer.own if layer.cross is None else layer.cross
-        return found
+        attention: Attention = layer.self_attention if layer.cross is None else layer.cross
+        return attention
 
     def forward(self, batch: Batch) -> Tensor:
         x, source, keep = self._embedded(batch.tokens), None, None
@@ -91,9 +91,9 @@ class ProbeModel(nn.Module):
             source = self.encoder(self._embedded(batch.source), None)
         if batch.whole:
             keep = batch.tokens != PADDING
-        own = None if self.probe.block == ENCODER_SELF else CAUSAL
+        self_mask = None if self.probe.block == ENCODER_SELF else CAUSAL
         for layer in self.layers:
-            x = layer(x, own, keep, source, self.probe.mask)
+            x = layer(x, self_mask, keep, source, self.probe.mask)
         if keep is not None:
             x = (x * keep.unsqueeze(2)).sum(1) / keep.sum(1, keepdim=True)
         return self.head(x)
@@ -104,7 +104,7 @@ class ProbeModel(nn.Module):
 
     @torch.no_grad()
     def right(self, batch: Batch) -> float:
-        """The share of answers that are right."""
+        """Return the share of right answers."""
         asked = batch.answers >= 0
         return float((self(batch).argmax(-1)[asked] == batch.answers[asked]).double().mean())
 
@@ -116,6 +116,6 @@ def _heads(x: Tensor) -> Tensor:
     return x.unflatten(2, (HEADS, -1)).transpose(1, 2)
 
 
-def _places(x: Tensor) -> tuple[Tensor, Tensor]:
+def _positions(x: Tensor) -> tuple[Tensor, Tensor]:
     tokens = TokenInfo.whole(x.shape[1], device=x.device)
     return tokens.positions, torch.full((1,), x.shape[1], device=x.device)

@@ -1,4 +1,4 @@
-"""A grid of probes: mechanisms, learning rates and seeds; each training's result is kept, and found again."""
+"""A grid of probes over mechanisms, learning rates and seeds; the result of each training is kept and reused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Study:
-    """What is trained. `updates` replaces each probe's own number."""
+    """The grid. `updates` overrides the number of each probe."""
 
     probes: Sequence[str]
     attentions: Sequence[str]
@@ -53,7 +53,7 @@ class Study:
     updates: int | None = None
 
     def check(self) -> None:
-        """Raise LeapformerError for what does not exist, cannot serve where it is asked for, or is no training."""
+        """Raise LeapformerError for unknown or unsupported names, and for numbers that are not above 0."""
         for option, values in (("--updates", [self.updates]), ("--rates", self.rates)):
             for value in values:
                 if value is not None and not 0 < value < math.inf:
@@ -66,7 +66,7 @@ class Study:
             for probe in self.probes:
                 about = PROBES[probe]
                 reason = find(name).capabilities.unsupported_reason(about.block, about.mask)
-                if reason is None:  # with its options, whose values building it checks
+                if reason is None:  # building it checks the values of its options
                     mechanism = ProbeModel(about, name, **options).asked.mechanism
                     reason = mechanism.capabilities.unsupported_reason(about.block, about.mask)
                 if reason is not None:
@@ -83,7 +83,7 @@ class Study:
 
 
 def parsed(attention: str) -> tuple[str, dict[str, Any]]:
-    """A mechanism and its options, of text such as `luna:luna-length=8`. Raises LeapformerError for unknown ones."""
+    """Parse a mechanism and its options, e.g. `luna:luna-length=8`. Raises LeapformerError for unknown ones."""
     name, *pairs = attention.split(":")
     known = {option.name for option in find(name).options}
     options: dict[str, Any] = {}
@@ -91,7 +91,7 @@ def parsed(attention: str) -> tuple[str, dict[str, Any]]:
         flag, _, value = pair.partition("=")
         key = flag.replace("-", "_")
         if key not in known:
-            flags = ", ".join(OPTIONS[one].flag.removeprefix("--") for one in sorted(known))
+            flags = ", ".join(OPTIONS[option].flag.removeprefix("--") for option in sorted(known))
             raise LeapformerError(f"{attention}: {name} has no option {flag}; it has {flags or 'none'}")
         kind = type(OPTIONS[key].default)
         try:
@@ -102,10 +102,10 @@ def parsed(attention: str) -> tuple[str, dict[str, Any]]:
 
 
 def train(run: Run, updates: int | None = None) -> dict[str, float]:
-    """The shares of right answers after a training with one thread, by size.
+    """Train with one thread, and return the share of right answers for each tested size, {size: share}.
 
-    AdamW without weight decay, a rate that rises for 100 updates and falls as a cosine to zero, gradients clipped to
-    length 1. A training that diverges has shares of zero.
+    AdamW without weight decay; the rate rises for 100 updates and follows a cosine to zero; gradients are clipped to
+    norm 1. If the training diverges, all shares are 0.
     """
     torch.set_num_threads(1)
     probe = PROBES[run.probe]
@@ -135,10 +135,10 @@ def _test(probe: Probe, place: int) -> Any:
 
 
 def measure(study: Study, out: str | Path, signature: str, jobs: int = 1, watch: Watch = unwatched) -> list[str]:
-    """Train what is not there yet, and write results.json, table.md and probes.png; the table's lines.
+    """Train the runs without a result, and write results.json, table.md and probes.png; return the lines of the table.
 
-    `jobs` trainings at once, each with one thread. Raises LeapformerError as `Study.check`, and for a folder of other
-    probes.
+    Runs `jobs` trainings in parallel, each with one thread. Raises LeapformerError like `Study.check`, and for a folder
+    that holds another study.
     """
     study.check()
     if jobs < 1:
@@ -146,22 +146,22 @@ def measure(study: Study, out: str | Path, signature: str, jobs: int = 1, watch:
     folder = locked_folder(out, RECORD, {"updates": study.updates}, "study of probes", signature)
     make_folder(folder / "runs")
     runs = study.runs()
-    left = [run for run in runs if not run.file(folder).is_file()]
-    watch(len(runs) - len(left), len(runs))
-    for number, (run, scores) in enumerate(_trained(left, study.updates, jobs), len(runs) - len(left) + 1):
+    missing = [run for run in runs if not run.file(folder).is_file()]
+    watch(len(runs) - len(missing), len(runs))
+    for number, (run, scores) in enumerate(_trained(missing, study.updates, jobs), len(runs) - len(missing) + 1):
         write_json(run.file(folder), {"run": run._asdict(), "scores": scores})
         watch(number, len(runs), f"{run.probe} {run.attention}")
-    kept = {run: read_json(run.file(folder), ["scores"])["scores"] for run in runs}
-    found = {probe: _summary(study, probe, kept) for probe in study.probes}
-    tables = [line for probe, rows in found.items() for line in _table(study, probe, rows)]
-    write_json(folder / "results.json", {"signature": signature, "study": _described(study), "found": found})
+    scores_of = {run: read_json(run.file(folder), ["scores"])["scores"] for run in runs}
+    summaries = {probe: _summary(study, probe, scores_of) for probe in study.probes}
+    tables = [line for probe, rows in summaries.items() for line in _table(study, probe, rows)]
+    write_json(folder / "results.json", {"signature": signature, "study": _described(study), "found": summaries})
     write_text(folder / "table.md", "\n".join(["# Probes", "", *tables, f"Signature: `{signature}`", ""]))
-    draw_probes({probe: (PROBES[probe].about, rows) for probe, rows in found.items()}, folder / "probes.png")
+    draw_probes({probe: (PROBES[probe].about, rows) for probe, rows in summaries.items()}, folder / "probes.png")
     return tables
 
 
 def _trained(runs: Sequence[Run], updates: int | None, jobs: int) -> Iterator[tuple[Run, dict[str, float]]]:
-    """Runs and their scores, as they are done."""
+    """Yield runs with their scores, in the order in which they finish."""
     if jobs == 1:
         yield from ((run, train(run, updates)) for run in runs)
         return
@@ -175,16 +175,16 @@ def _described(study: Study) -> dict[str, Any]:
 
 
 def _summary(study: Study, probe: str, scores: Mapping[Run, Mapping[str, float]]) -> list[dict[str, Any]]:
-    """For each attention the best rate, by the mean over seeds and sizes, and what the seeds gave with it, in %."""
+    """Return each attention's best rate, by the mean over seeds and sizes, and the seeds' scores with it, in %."""
     rows = []
     for attention in study.attentions:
         by_rate = {rate: [scores[Run(probe, attention, rate, seed)] for seed in study.seeds] for rate in study.rates}
-        best = max(study.rates, key=lambda rate: mean(value for found in by_rate[rate] for value in found.values()))
+        best = max(study.rates, key=lambda rate: mean(share for shares in by_rate[rate] for share in shares.values()))
         sizes = {
             size: {
-                "mean": 100 * mean(found[size] for found in by_rate[best]),
-                "least": 100 * min(found[size] for found in by_rate[best]),
-                "most": 100 * max(found[size] for found in by_rate[best]),
+                "mean": 100 * mean(shares[size] for shares in by_rate[best]),
+                "least": 100 * min(shares[size] for shares in by_rate[best]),
+                "most": 100 * max(shares[size] for shares in by_rate[best]),
             }
             for size in by_rate[best][0]
         }
@@ -196,7 +196,7 @@ def _table(study: Study, probe: str, rows: Sequence[Mapping[str, Any]]) -> list[
     sizes = list(rows[0]["sizes"])
     lines = [
         [row["attention"], f"{row['rate']:g}"]
-        + [f"{one['mean']:.0f} ({one['least']:.0f}-{one['most']:.0f})" for one in row["sizes"].values()]
+        + [f"{score['mean']:.0f} ({score['least']:.0f}-{score['most']:.0f})" for score in row["sizes"].values()]
         for row in rows
     ]
     about = PROBES[probe]

@@ -1,6 +1,6 @@
-"""The probes: what is read, what is to be told, and at which lengths.
+"""The probes: their input, the answers, and the lengths.
 
-Every example is drawn fresh, so none is seen twice and nothing can be memorised.
+Every example is drawn at random, so none is seen twice and nothing can be memorised.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ...attention import CAUSAL, Mask, PrefixMask
 from ...attention.capabilities import DECODER_CROSS, DECODER_SELF, ENCODER_SELF
 from ...data.lra.listops import END, OPERATIONS, Trees, distinct
 
-NOTHING = -100  # no answer is wanted here
+NOTHING = -100  # the answer where none is expected
 
 
 class Batch(NamedTuple):
-    """Tokens (B, T), the answers wanted at them, `NOTHING` where there is none, and a source (B, S) if there is one.
+    """Tokens (B, T), the expected answers (B, T), `NOTHING` where there is none, and the source (B, S), if any.
 
-    A `whole` answer, (B,), is one for the sequence.
+    Answers of shape (B,) are one per sequence (`whole`).
     """
 
     tokens: Tensor
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
 
 class Size(NamedTuple):
-    """How long a sequence is, and how much in it is to be remembered."""
+    """The length of a sequence, and the number of things in it to remember."""
 
     length: int
     load: int
@@ -53,11 +53,11 @@ Draw = Callable[[int, Size, torch.Generator], Batch]
 class Probe:
     """A task for the attention of one block.
 
-    about:      in a line, what is asked and what it shows.
-    trained:    sizes of the batches of a training, in turn.
-    tested:     sizes that are tested; those beyond training ask whether it carries over.
+    about:      one line: the question, and what the answers show.
+    trained:    sizes of the training batches, in turn.
+    tested:     sizes that are tested; those beyond training test generalisation to other sizes.
     vocabulary: tokens are numbers below this.
-    updates:    of a training, unless others are asked for.
+    updates:    of a training, by default.
     """
 
     about: str
@@ -76,7 +76,7 @@ VOCABULARY = 2 * WORDS + FILLERS
 
 
 def recall(rows: int, size: Size, generator: torch.Generator) -> Batch:
-    """Pairs of a key and a value, then each key again among fillers: its value is asked for.
+    """Pairs of a key and a value, then each key again among fillers; the answer is its value.
 
     Multi-query associative recall, Arora et al., 2024, arXiv:2312.04927, section 3.2, with a small vocabulary.
     """
@@ -91,18 +91,18 @@ def recall(rows: int, size: Size, generator: torch.Generator) -> Batch:
 
 
 def selective_copy(rows: int, size: Size, generator: torch.Generator) -> Batch:
-    """Words among fillers, then a blank for each word: the words are to be told in order.
+    """Words among fillers, then a blank for each word; the answers are the words in order.
 
     Gu and Dao, 2023, arXiv:2312.00752, section 3.1.
     """
     length, words = size
     tokens = torch.randint(WORDS + 1, VOCABULARY, (rows, length + words), generator=generator)
-    told = torch.randint(0, WORDS, (rows, words), generator=generator)
+    copied = torch.randint(0, WORDS, (rows, words), generator=generator)
     places = torch.rand(rows, length, generator=generator).argsort(1)[:, :words].sort(1).values
-    tokens.scatter_(1, places, told)
+    tokens.scatter_(1, places, copied)
     tokens[:, length:] = WORDS  # the blank
     answers = torch.full(tokens.shape, NOTHING)
-    answers[:, length:] = told
+    answers[:, length:] = copied
     return Batch(tokens, answers)
 
 
@@ -117,12 +117,12 @@ def _translated(rows: int, size: Size, generator: torch.Generator, reverse: bool
 
 
 def reversal(rows: int, size: Size, generator: torch.Generator) -> Batch:
-    """A source of random words, to be told from the last to the first."""
+    """A source of random words; the answers are the words from the last to the first."""
     return _translated(rows, size, generator, reverse=True)
 
 
 def copying(rows: int, size: Size, generator: torch.Generator) -> Batch:
-    """A source of random words, to be told in order while it arrives."""
+    """A source of random words; the answers are the words in order, while the source arrives."""
     return _translated(rows, size, generator, reverse=False)
 
 
@@ -133,18 +133,18 @@ PADDING = len(_SYMBOLS)
 
 
 def listops(rows: int, size: Size, generator: torch.Generator) -> Batch:
-    """Nested MIN, MAX, MED and SM of digits, at most 5 deep: the value is asked for.
+    """Nested MIN, MAX, MED and SM of digits, at most 5 deep; the answer is the value.
 
     Nangia and Bowman, 2018, arXiv:1804.06028, as in Long Range Arena but short.
     """
     trees = Trees(min_length=size.load, max_length=size.length, max_depth=5, max_arguments=6)
     random = Random(int(torch.randint(2**31, (), generator=generator)))
-    found = list(islice(distinct(random, trees), rows))
-    written = [[_SYMBOLS[symbol] for symbol in tree.source.split() if symbol in _SYMBOLS] for tree in found]
+    drawn = list(islice(distinct(random, trees), rows))
+    written = [[_SYMBOLS[symbol] for symbol in tree.source.split() if symbol in _SYMBOLS] for tree in drawn]
     tokens = torch.full((rows, max(map(len, written))), PADDING)
     for row, symbols in zip(tokens, written, strict=True):
         row[: len(symbols)] = torch.tensor(symbols)
-    return Batch(tokens, torch.tensor([tree.target for tree in found]))
+    return Batch(tokens, torch.tensor([tree.target for tree in drawn]))
 
 
 def _sizes(*pairs: tuple[int, int]) -> tuple[Size, ...]:

@@ -1,4 +1,4 @@
-"""What `leapformer sparsefinder evaluate`, `pareto`, `blocks` and `draw` measure, and the files that they write."""
+"""The experiments of `leapformer sparsefinder evaluate`, `pareto`, `blocks` and `draw`, and the files they write."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .sweep import Sweep, by_head, check_windows, measure_point, model_options
 
 
 def evaluate(graphs: Graphs, sweep: Sweep, sentences: Sequence[Sentence], test: Scored | None) -> Iterator[Row]:
-    """A row for each point and seed with the one window of the sweep: means, values by layer and head, and quality.
+    """Yield a row for each point and seed, at the sweep's only window: means, values by layer and head, and quality.
 
-    Raises LeapformerError for a window without a middle, and for what cannot be scored.
+    Quality is left out without a `test`. Raises LeapformerError for a window without a middle, and like `score`.
     """
     check_windows(sweep.windows, sentences)
     (window,) = sweep.windows
@@ -40,10 +40,13 @@ def evaluate(graphs: Graphs, sweep: Sweep, sentences: Sequence[Sentence], test: 
 def score_fronts(
     scores: KeptScores, sweep: Sweep, rows: Sequence[Row], gold_sparsity: float, count: int, watch: Watch
 ) -> list[Row]:
-    """Rows with perplexity or BLEU: at most `count` along each front of recall, and its best at the gold sparsity."""
+    """Score at most `count` points along each front of recall, and the front's best point from the gold sparsity on.
+
+    Returns rows with perplexity or BLEU.
+    """
     wanted: list[Row] = []
     for mechanism in dict.fromkeys(row["mechanism"] for row in rows):
-        first = report.by_seed(rows, mechanism)[1]  # the graphs of the first seed stand for the others
+        first = report.by_seed(rows, mechanism)[1]  # only the first seed is scored
         front = report.front(first, "recall")
         wanted += report.with_gold(report.thinned(front, count), front, gold_sparsity)
     scored = []
@@ -63,7 +66,10 @@ def write_curves(
     gold: Row,
     note: str | None = None,
 ) -> str:
-    """curves.csv, curves.md, which is returned and begins with `note`, and pictures; with scores also quality.csv."""
+    """Write curves.csv, curves.md and pictures, with scores also quality.csv; return the text of curves.md.
+
+    The text begins with `note`, if any.
+    """
     report.write_csv(rows, folder / "curves.csv")
     text = [*([note] if note else []), report.as_markdown(report.recall_table(rows))]
     recall = _labelled(rows, block)
@@ -75,14 +81,14 @@ def write_curves(
         named = [{**row, name: row["quality"]} for row in _labelled(scored, block)]
         pictures.draw_curves(named, {**gold, name: gold["quality"]}, folder / "quality.png", name, f"{block}: {name}")
     write_text(folder / "curves.md", "\n\n".join(text) + "\n", "--out")
-    paper = 25 if block == "encoder-self" else 11  # the window of its figures
+    paper = 25 if block == "encoder-self" else 11  # the window of the paper's figures
     window = min(sweep.windows, key=lambda window: abs(window - paper))
     pictures.draw_panels(by_head(sweep, folder, window), folder / "heads.png", f"{block}, window {window}")
     return "\n\n".join(text)
 
 
 def _labelled(rows: Sequence[Row], block: str) -> list[Row]:
-    """The rows with the names of their curves: a pattern that cannot decode from a state is non-causal in a decoder."""
+    """Rename mechanisms as in the plots: in a decoder, a pattern that cannot decode from a state is "(non-causal)"."""
 
     def name(mechanism: str) -> str:
         causal = block == "encoder-self" or find(mechanism).capabilities.incremental
@@ -93,7 +99,7 @@ def _labelled(rows: Sequence[Row], block: str) -> list[Row]:
 
 # -------------------------------------------------------------------------------------------------------------- blocks
 def score_blocks(scores: KeptScores, sweep: Sweep, watch: Watch) -> list[Row]:
-    """Seconds and perplexity of every point, whose patterns are of blocks."""
+    """Return rows with seconds and perplexity of every point; all are patterns of blocks."""
     rows = []
     for i, point in enumerate(sweep.points):
         watch(i, len(sweep.points), point.name)
@@ -104,7 +110,7 @@ def score_blocks(scores: KeptScores, sweep: Sweep, watch: Watch) -> list[Row]:
 
 
 def write_blocks(folder: Path, rows: Sequence[Row], full: Row) -> str:
-    """blocks.md, which is returned, blocks.png over all sizes but one token (figure 7), and blocks-sizes.png (13)."""
+    """Write blocks.md, which is returned, blocks.png (mean over sizes from 2; figure 7), and blocks-sizes.png (13)."""
     text = report.blocks_markdown(rows, full)
     write_text(folder / "blocks.md", text + "\n", "--out")
     sizes = sorted({row["options"][SIZE.name] for row in rows})
@@ -125,7 +131,7 @@ def draw_graphs(
     folder: Path,
     name: str,
 ) -> None:
-    """A picture for each of the layers and heads: graph and attention of the first `most` tokens, with gold edges."""
+    """Draw graph and attention of the first `most` tokens, with gold edges: a picture for each layer and head."""
     block = graphs.about["block"]
     queries = Axis("token", sentence.words[:most])
     axes = queries, Axis("source token") if block == "decoder-cross" else queries

@@ -1,7 +1,7 @@
 """Queries, keys and graphs of an entmax teacher, sentence by sentence, in parts on disk.
 
-A folder holds `graphs.json`, which says what it is of, and `part-0000.pt`, ...: lists of sentences. An interrupted
-extraction goes on with the first part that is missing.
+A folder holds `graphs.json`, a description of teacher and sentences, and `part-0000.pt`, ...: lists of sentences. An
+interrupted extraction resumes with the first missing part.
 
 Shapes: L layers, H heads, T queries, S keys, D head dimension.
 """
@@ -30,21 +30,21 @@ from ...support.files import locked_folder, read_json, write_with
 from ...support.progress import Watch
 
 RECORD = "graphs.json"
-PART = 16  # sentences
+PART = 16  # sentences per part
 MODELS = ("leapformer_lm", "leapformer_mlm", "leapformer_nmt")
 PURPOSE = "leapformer sparsefinder"
 
 
 class Sentence(NamedTuple):
-    """What the layers of a block were asked for one sentence, and the edges of their answers.
+    """Queries and keys of a block's layers for one sentence, and their entmax graphs.
 
-    index: its number in the data set.
-    words: the subwords that the queries are of, T of them.
+    index: of the sentence in the data set.
+    words: the T subwords of the queries.
     q, k:  (L, H, T, D) and (L, H, S, D).
     graph: (L, H, T, S), True where entmax gives a weight above 0.
     """
 
-    index: int  # type: ignore[assignment]  # hides a method of tuples
+    index: int  # type: ignore[assignment]  # shadows a method of tuples
     words: list[str]
     q: Tensor
     k: Tensor
@@ -53,7 +53,7 @@ class Sentence(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """Which sentences: `sentences` of `subset` of `data` with at least `min_length` tokens, drawn with `seed`."""
+    """The sentences: `sentences` of `subset` of `data`, with at least `min_length` tokens each, drawn with `seed`."""
 
     data: str
     block: str
@@ -63,7 +63,7 @@ class Request:
     seed: int = 1
 
     def check(self) -> None:
-        """Raise LeapformerError for a block that no model has, and for numbers below 1."""
+        """Raise LeapformerError for an unknown block, and for numbers below 1."""
         if self.block not in BLOCKS:
             raise LeapformerError(f"--block {self.block}: choose from: {', '.join(BLOCKS)}")
         for name in ("sentences", "min_length"):
@@ -72,7 +72,7 @@ class Request:
 
 
 class Graphs:
-    """What `extract` left in a folder. Raises LeapformerError when it is not there, damaged or not finished."""
+    """The result of `extract` in a folder. Raises LeapformerError if it is missing, damaged or unfinished."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -93,11 +93,11 @@ class Graphs:
 
     @property
     def mask(self) -> Mask:
-        """What the queries see."""
+        """The mask of the attention."""
         return CAUSAL if self.about["causal"] else None
 
     def sentences(self, start: int = 0, stop: int | None = None) -> Iterator[Sentence]:
-        """Sentences `start` to `stop`, in order."""
+        """Yield the sentences from `start` to before `stop`, in order."""
         stop = len(self) if stop is None else stop
         for i, path in enumerate(self.parts()):
             if i * PART >= stop or (i + 1) * PART <= start:
@@ -107,14 +107,14 @@ class Graphs:
                     yield sentence
 
     def seen(self, sentence: Sentence) -> Tensor:
-        """True where a query may look, (T, S)."""
+        """Return (T, S), True where the mask lets a query see a key."""
         queries, keys = sentence.graph.shape[2:]
         mask = self.mask
         return torch.ones(queries, keys, dtype=torch.bool) if mask is None else mask.mask(queries, keys)
 
 
 def extract(checkpoint: str, request: Request, out: str, watch: Watch) -> Graphs:
-    """Fill the folder `out`; `watch` gets the sentences done and wanted.
+    """Write graphs to the folder `out`; `watch` receives the number of sentences that are done, and of all.
 
     Raises LeapformerError for a teacher without entmax in the block, too few sentences, and a folder of something else.
     """
@@ -140,7 +140,7 @@ def extract(checkpoint: str, request: Request, out: str, watch: Watch) -> Graphs
     if learned:
         about["alphas"] = learned
     batches = _Batches(task, request)
-    if not (Path(out) / RECORD).is_file():  # the choice of sentences is part of it, so what is not possible leaves none
+    if not (Path(out) / RECORD).is_file():  # before the record, which includes the sentences: an error leaves no folder
         about["indexes"] = batches.drawn()
     folder = locked_folder(out, RECORD, about, "set of graphs", grows=True)
     indexes = read_json(folder / RECORD, ("indexes",))["indexes"]
@@ -161,22 +161,22 @@ def extract(checkpoint: str, request: Request, out: str, watch: Watch) -> Graphs
 
 
 def teacher_layers(model: Any, block: str, checkpoint: str) -> list[MechanismAttention]:
-    """The attention of a block of an entmax teacher; LeapformerError where it is none."""
-    found = attentions_by_block(model)
-    if block not in found:
-        raise LeapformerError(f"--block {block}: {checkpoint} has no such block; choose from: {', '.join(found)}")
-    for i, layer in enumerate(found[block]):
+    """Return the attention layers of a block. Raises LeapformerError unless all have full entmax."""
+    attentions = attentions_by_block(model)
+    if block not in attentions:
+        raise LeapformerError(f"--block {block}: {checkpoint} has no such block; choose from: {', '.join(attentions)}")
+    for i, layer in enumerate(attentions[block]):
         if not isinstance(layer.mechanism, Entmax) or isinstance(layer.mechanism, Pattern):
             raise LeapformerError(
                 f"{checkpoint}: {block} attention, layer {i + 1}, is {layer.mechanism.name}, whose graph "
                 f"{'is itself predicted' if isinstance(layer.mechanism, Pattern) else 'has all edges'}; train with "
                 f"--{block}-attention entmax (--finetune-from-model begins with this checkpoint)"
             )
-    return found[block]
+    return attentions[block]
 
 
 def loaded(task: Any, subset: str, data: str) -> Any:
-    """A part of the data. Raises LeapformerError where there is none of this name."""
+    """Load a subset of the data. Raises LeapformerError if there is none of this name."""
     try:
         task.load_dataset(subset)
     except FileNotFoundError as error:
@@ -185,7 +185,7 @@ def loaded(task: Any, subset: str, data: str) -> Any:
 
 
 class _Batches:
-    """The sentences of a data set, as batches of one for teacher forcing."""
+    """The sentences of a data set, as batches of one sentence for teacher forcing."""
 
     def __init__(self, task: Any, request: Request) -> None:
         self.dataset, self.request = loaded(task, request.subset, request.data), request
@@ -195,69 +195,64 @@ class _Batches:
             self.dataset.set_epoch(1)
 
     def of(self, index: int) -> tuple[dict[str, Tensor], Tensor]:
-        """The arguments of the model's `forward`, and the tokens of the block's queries, unmasked."""
+        """Return the arguments of the model's `forward`, and the unmasked tokens of the block's queries (T,)."""
         sample = self.dataset.collater([self.dataset[index]])
         batch = sample["net_input"]
         translation = "prev_output_tokens" in batch
         if self.request.block.startswith("decoder"):
             return batch, batch["prev_output_tokens" if translation else "src_tokens"][0]
         tokens = batch["src_tokens"]
-        if not translation:  # a masked language model's targets are the tokens that were masked, and padding elsewhere
+        if not translation:  # a masked language model: targets are the masked tokens, and padding elsewhere
             tokens = torch.where(sample["target"] == self.dictionary.pad(), tokens, sample["target"])
         return batch, tokens[0]
 
     def words(self, tokens: Tensor) -> list[str]:
-        """The subwords of tokens that queries are of: those of the source in an encoder, else of the target."""
+        """Return the subwords of queries' tokens: source subwords in an encoder, else target subwords."""
         return [self.dictionary[int(token)] for token in tokens]
 
     def drawn(self) -> list[int]:
-        """The first sentences, in a random order of all, that are long enough."""
+        """Return the indexes of the first sentences in random order that are long enough."""
         generator = torch.Generator().manual_seed(self.request.seed)
-        found: list[int] = []
+        indexes: list[int] = []
         for index in torch.randperm(len(self.dataset), generator=generator).tolist():
             if len(self.of(index)[1]) >= self.request.min_length:
-                found.append(index)
-            if len(found) == self.request.sentences:
-                return found
+                indexes.append(index)
+            if len(indexes) == self.request.sentences:
+                return indexes
         raise LeapformerError(
-            f"--sentences {self.request.sentences}: {self.request.subset} has {len(found)} of at least "
-            f"{self.request.min_length} tokens; give --sentences {len(found)}, or another --min-length"
+            f"--sentences {self.request.sentences}: {self.request.subset} has {len(indexes)} of at least "
+            f"{self.request.min_length} tokens; give --sentences {len(indexes)}, or another --min-length"
         )
 
 
 def _packed(index: int, words: list[str], captured: list[Any]) -> dict[str, Any]:
-    """A sentence as it is stored: 8 pairs of the graph in a byte."""
-    graph = torch.stack(
-        [one.mechanism.graph(one.q, one.k, query=one.query, key=one.key, mask=one.mask)[0] for one in captured]
-    )
+    """Return a sentence as it is stored: 8 pairs of the graph per byte."""
+    graph = torch.stack([x.mechanism.graph(x.q, x.k, query=x.query, key=x.key, mask=x.mask)[0] for x in captured])
     return {
         "index": index,
         "words": words,
-        "q": torch.stack([one.q[0] for one in captured]).float(),
-        "k": torch.stack([one.k[0] for one in captured]).float(),
+        "q": torch.stack([x.q[0] for x in captured]).float(),
+        "k": torch.stack([x.k[0] for x in captured]).float(),
         "keys": graph.shape[-1],
         "graph": packed_bits(graph),
     }
 
 
 def packed_bits(x: Tensor) -> Tensor:
-    """(.., S) of bool in (.., ceil(S / 8)) of bytes, the first in the lowest bit."""
+    """Pack bools (.., S) into bytes (.., ceil(S / 8)), the first in the lowest bit."""
     spare = -x.shape[-1] % 8
     bits = torch.nn.functional.pad(x, (0, spare)).unflatten(-1, (-1, 8)).to(torch.uint8)
     return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
 
 
 def unpacked_bits(x: Tensor, count: int) -> Tensor:
-    """What `packed_bits` packed, the first `count` of the last dimension."""
+    """Return the first `count` bools of the last dimension that `packed_bits` packed."""
     return ((x.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8)) & 1).bool().flatten(-2)[..., :count]
 
 
 def _read_part(path: Path) -> list[Sentence]:
     try:
         part = torch.load(path, weights_only=True)
-        return [
-            Sentence(one["index"], one["words"], one["q"], one["k"], unpacked_bits(one["graph"], one["keys"]))
-            for one in part
-        ]
+        return [Sentence(x["index"], x["words"], x["q"], x["k"], unpacked_bits(x["graph"], x["keys"])) for x in part]
     except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
         raise LeapformerError(f"{path} is damaged; delete it, and repeat `leapformer sparsefinder extract`") from error

@@ -24,20 +24,20 @@ from .grids import values_of
 
 LOSSES = ("triple", "query")
 PROJECTIONS = ("shared", "separate")
-TRIES = 8  # of drawing a negative at random before looking for one
-SPARE = 2.0  # above all random numbers
+TRIES = 8  # random draws of a negative before searching for one
+SPARE = 2.0  # above all random numbers, so never chosen
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is fitted; the defaults are those of the paper's Table 5.
+    """Settings of the fit; the defaults are those of the paper's Table 5.
 
-    loss:        triple, of each edge and one key without an edge (the paper), or query, of the sums over all edges of a
-                 query and as many other keys (the released code).
-    projections: shared by queries and keys (the paper's text), or separate (the default of the released code).
-    blocks:      sizes z of blocks for which sparsefinder-block1 and -block2 are fitted, too; for z = 1 they always are.
-    part:        the share of the sentences that is fitted to; the rest is for evaluation.
-    points:      at most so many projected queries and keys of a head are clustered; 0: all.
+    loss:        "triple", over each edge and one key without an edge (the paper), or "query", over the sums of all
+                 edges of a query and as many other keys (the released code).
+    projections: "shared" by queries and keys (the paper's text), or "separate" (the default of the released code).
+    blocks:      additional block sizes z for which sparsefinder-block1 and -block2 are fitted; z = 1 always is.
+    part:        share of the sentences to fit to; the rest is for evaluation.
+    points:      maximum number of projected queries and keys per head that are clustered; 0: all.
     """
 
     dimensions: int = 4
@@ -54,7 +54,7 @@ class Settings:
     points: int = 20_000
 
     def check(self) -> None:
-        """Raise LeapformerError for a value that cannot be."""
+        """Raise LeapformerError for a value out of range."""
         for name, least in (
             ("dimensions", 1), ("batch", 1), ("epochs", 1), ("points", 0), ("margin", 0), ("l2", 0)
         ):  # fmt: skip
@@ -71,22 +71,22 @@ class Settings:
 
 
 def fitted_count(sentences: int, part: float) -> int:
-    """How many of the first sentences are fitted to."""
+    """Return the number of sentences, counted from the first, to fit to."""
     return max(1, round(sentences * part))
 
 
 def fit(graphs: Graphs, settings: Settings, seed: int, path: Path, watch: Watch) -> None:
-    """Write the file for `--sparsefinder-file`. `watch` gets what is done, how much of it, and of how much."""
+    """Write the file for `--sparsefinder-file` to `path`; `watch` receives (done, total, name of the step)."""
     settings.check()
     generator = torch.Generator().manual_seed(seed)
     count = fitted_count(len(graphs), settings.part)
-    found: list[dict[str, Tensor]] = [{} for _ in graphs.about["fingerprints"]]
+    entries: list[dict[str, Tensor]] = [{} for _ in graphs.about["fingerprints"]]
     for size in dict.fromkeys((1, *settings.blocks)):
         projections = _Projections(graphs, settings, size, generator)
         _train(projections, graphs, settings, count, generator, watch)
-        for entry, new in zip(found, projections.by_layer(), strict=True):
+        for entry, new in zip(entries, projections.by_layer(), strict=True):
             entry.update(new)
-        _add_centroids(found, projections, graphs, count, settings.points, seed, generator, watch)
+        _add_centroids(entries, projections, graphs, count, settings.points, seed, generator, watch)
     content = {
         "format": FORMAT,
         "teacher": graphs.about["teacher"],
@@ -97,26 +97,26 @@ def fit(graphs: Graphs, settings: Settings, seed: int, path: Path, watch: Watch)
         "graphs": str(graphs.folder.resolve()),
         "sentences": count,
         "layers": graphs.about["fingerprints"],
-        "entries": dict(zip(graphs.about["fingerprints"], found, strict=True)),
+        "entries": dict(zip(graphs.about["fingerprints"], entries, strict=True)),
     }
     write_with(path, partial(torch.save, content), "the seeds before it are kept: make room, and repeat the command")
 
 
 def check_fitted(path: Path, graphs: Graphs, settings: Settings) -> None:
-    """Raise LeapformerError if a finished file is the result of other settings, or of other graphs."""
-    found = read_file(str(path))
-    if found["settings"] != asdict(settings) or found["layers"] != graphs.about["fingerprints"]:
+    """Raise LeapformerError if a finished file has other settings or was fitted to other graphs."""
+    fitted = read_file(str(path))
+    if fitted["settings"] != asdict(settings) or fitted["layers"] != graphs.about["fingerprints"]:
         raise LeapformerError(f"{path} was fitted with other settings, or to other graphs; choose another --out")
 
 
 def parameter_count(graphs: Graphs, settings: Settings) -> int:
-    """Parameters of the projections of a head."""
+    """Return the number of parameters in the projections of a head."""
     sets = 1 if settings.projections == "shared" else 2
     return sets * (int(graphs.about["head_dim"]) + 1) * settings.dimensions
 
 
 class _Projections:
-    """Weights (L * H, D, r) and biases (L * H, r), one set or two, for blocks of `size` tokens, and their losses."""
+    """Projections for blocks of `size` tokens: one or two sets of weights (L * H, D, r) and biases (L * H, r)."""
 
     def __init__(self, graphs: Graphs, settings: Settings, size: int, generator: torch.Generator) -> None:
         self.settings, self.size, self.heads = settings, size, graphs.about["heads"]
@@ -128,7 +128,7 @@ class _Projections:
         self.parameters = [x.requires_grad_() for pair in self.sets for x in pair]
 
     def project(self, sentence: Sentence) -> tuple[Tensor, Tensor]:
-        """q', (L * H, T, r), and k', (L * H, S, r); of blocks, (.., N, z * r)."""
+        """Return projected queries (L * H, T, r) and keys (L * H, S, r); for blocks (L * H, N, z * r)."""
         q, k = sentence.q.flatten(0, 1), sentence.k.flatten(0, 1)
         return self._joined(projected(q, *self.sets[0])), self._joined(projected(k, *self.sets[-1]))
 
@@ -141,24 +141,24 @@ class _Projections:
         return by_name[self.settings.loss](q, k, gold, seen, self.settings.margin, generator)
 
     def by_layer(self) -> list[dict[str, Tensor]]:
-        """The entry of each layer."""
-        found = []
+        """Return the file's entry for each layer."""
+        entries = []
         for layer in range(self.layers):
             heads = slice(layer * self.heads, (layer + 1) * self.heads)
             entry = {}
             for side, (weight, bias) in (("q", self.sets[0]), ("k", self.sets[-1])):
                 entry[f"{self.prefix}{side}.weight"] = weight.detach()[heads].clone()
                 entry[f"{self.prefix}{side}.bias"] = bias.detach()[heads].clone()
-            found.append(entry)
-        return found
+            entries.append(entry)
+        return entries
 
     def _joined(self, x: Tensor) -> Tensor:
-        """The projections of a block's tokens, one after the other."""
+        """Concatenate the projections of a block's tokens."""
         return x if self.size == 1 else in_blocks(x.unsqueeze(0), self.size)[0].flatten(2)
 
 
 def block_graph(graph: Tensor, size: int) -> Tensor:
-    """(H, N, M), True where some token of a block has an edge to some token of the other, of (H, T, S)."""
+    """Reduce a graph (H, T, S) to blocks (H, N, M): True where any token of a block has an edge to any of the other."""
     queries, keys = graph.shape[1:]
     padded = F.pad(graph, (0, -keys % size, 0, -queries % size))
     return padded.unflatten(2, (-1, size)).unflatten(1, (-1, size)).any(4).any(2)
@@ -189,7 +189,7 @@ def _train(
 
 # ------------------------------------------------------------------------------------------------------------- losses
 def triple_loss(q: Tensor, k: Tensor, gold: Tensor, seen: Tensor, margin: float, generator: torch.Generator) -> Tensor:
-    """Mean of [margin + |q' - k'_P|^2 - |q' - k'_N|^2]_+ over edges, each with one negative (section 4).
+    """Return the mean of [margin + |q' - k'_P|^2 - |q' - k'_N|^2]_+ over edges, each with one negative (section 4).
 
     q (H, T, r), k (H, S, r), gold (H, T, S), seen (T, S).
     """
@@ -200,10 +200,10 @@ def triple_loss(q: Tensor, k: Tensor, gold: Tensor, seen: Tensor, margin: float,
 
 
 def query_loss(q: Tensor, k: Tensor, gold: Tensor, seen: Tensor, margin: float, generator: torch.Generator) -> Tensor:
-    """[margin + sum_P |q' - k'_P|^2 - sum_N |q' - k'_N|^2]_+ of each query, with as many negatives as edges.
+    """Return [margin + sum_P |q' - k'_P|^2 - sum_N |q' - k'_N|^2]_+ of each query, averaged over queries and heads.
 
-    Summed over queries, divided by their number, averaged over heads, as in the released code; negatives are drawn
-    without replacement, fewer where there are not enough.
+    As in the released code. A query has as many negatives as edges, drawn without replacement, or all if there are
+    fewer. Shapes as in `triple_loss`.
     """
     negatives = as_many(seen & ~gold, gold.sum(-1), generator)
     distances = (q.unsqueeze(2) - k.unsqueeze(1)).square().sum(-1)
@@ -212,7 +212,7 @@ def query_loss(q: Tensor, k: Tensor, gold: Tensor, seen: Tensor, margin: float, 
 
 
 def triples(gold: Tensor, seen: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(E,) heads, queries and keys of the edges, and for each a key without one, at random among those that are seen.
+    """Return heads, queries and keys of the edges, (E,) each, and for each edge a random visible key without an edge.
 
     Edges of queries without such a key are left out.
     """
@@ -221,7 +221,7 @@ def triples(gold: Tensor, seen: Tensor, generator: torch.Generator) -> tuple[Ten
     head, query, positive = gold.nonzero(as_tuple=True)
     possible = counts[head, query] > 0
     head, query, positive = head[possible], query[possible], positive[possible]
-    reach = seen.sum(-1)[query]  # what is seen is a prefix, or all
+    reach = seen.sum(-1)[query]  # the visible keys are a prefix, or all
     negative = _drawn_below(reach, generator)
     wrong = ~allowed[head, query, negative]
     for _ in range(TRIES):
@@ -231,7 +231,7 @@ def triples(gold: Tensor, seen: Tensor, generator: torch.Generator) -> tuple[Ten
         negative[left] = _drawn_below(reach[left], generator)
         wrong[left] = ~allowed[head[left], query[left], negative[left]]
     left = wrong.nonzero().squeeze(1)
-    if len(left):  # where nearly all keys have an edge
+    if len(left):  # nearly all keys have an edge
         which = _drawn_below(counts[head[left], query[left]], generator)
         order = allowed[head[left], query[left]].byte().argsort(dim=-1, descending=True, stable=True)
         negative[left] = order.gather(1, which.unsqueeze(1)).squeeze(1)
@@ -239,14 +239,14 @@ def triples(gold: Tensor, seen: Tensor, generator: torch.Generator) -> tuple[Ten
 
 
 def as_many(allowed: Tensor, counts: Tensor, generator: torch.Generator) -> Tensor:
-    """Of each row of (H, T, S) `counts`, (H, T), random ones of those allowed, or all if there are fewer."""
+    """Choose `counts` (H, T) random keys of those allowed in each row of (H, T, S), or all if there are fewer."""
     noise = torch.rand(allowed.shape, generator=generator).masked_fill(~allowed, SPARE)
     limit = noise.sort(-1).values.gather(-1, (counts - 1).clamp_min(0).unsqueeze(-1))
     return allowed & (noise <= limit) & (counts > 0).unsqueeze(-1)
 
 
 def _drawn_below(limits: Tensor, generator: torch.Generator) -> Tensor:
-    """A whole number from 0, below each limit."""
+    """Draw an integer from 0 to below each limit."""
     drawn = (torch.rand(len(limits), generator=generator, dtype=torch.float64) * limits).long()
     return torch.minimum(drawn, limits - 1)
 
@@ -263,7 +263,10 @@ def _add_centroids(
     generator: torch.Generator,
     watch: Watch,
 ) -> None:
-    """Those of projected queries and keys, of tokens or blocks; for tokens also of directions, for entmax-routing."""
+    """Add centroids of projected queries and keys to `entries`.
+
+    For tokens, not blocks, also centroids of the unprojected directions, for entmax-routing.
+    """
     share = 0 if points == 0 else max(1, points // (2 * count))
     pooled: dict[str, list[Tensor]] = {f"{projections.prefix}centroids": []}
     if projections.size == 1:
@@ -282,20 +285,20 @@ def _add_centroids(
         heads = torch.cat(parts, 1).unflatten(0, (len(entries), -1))  # (L, H, N, ..)
         for number in numbers[kind]:
             for entry, layer in zip(entries, heads, strict=True):
-                found = torch.stack([kmeans(head, number, seed) for head in layer])
-                entry[f"{kind}.{number}"] = F.normalize(found, dim=-1) if kind == "routing" else found
+                centroids = torch.stack([kmeans(head, number, seed) for head in layer])
+                entry[f"{kind}.{number}"] = F.normalize(centroids, dim=-1) if kind == "routing" else centroids
                 done += 1
                 watch(done, total, kind)
 
 
 def kmeans(points: Tensor, count: int, seed: int) -> Tensor:
-    """Centroids (c, d) of points (N, d): the best of 10 starts of k-means++, of at most 300 iterations (Table 5)."""
+    """Return centroids (c, d) of points (N, d): the best of 10 k-means++ runs of at most 300 iterations (Table 5)."""
     from sklearn.cluster import KMeans
 
     if len(points) < count:
         raise LeapformerError(f"{len(points)} queries and keys cannot have {count} centroids; extract more sentences")
-    found = KMeans(count, init="k-means++", n_init=10, max_iter=300, random_state=seed).fit(points.numpy())
-    return torch.from_numpy(found.cluster_centers_).float()
+    result = KMeans(count, init="k-means++", n_init=10, max_iter=300, random_state=seed).fit(points.numpy())
+    return torch.from_numpy(result.cluster_centers_).float()
 
 
 def _batches(sentences: Iterator[Sentence], size: int) -> Iterator[list[Sentence]]:

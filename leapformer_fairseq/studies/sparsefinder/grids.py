@@ -1,7 +1,7 @@
 """The points of a sweep: each pattern with each value of its options in a grid.
 
-The paper has two grids that differ, in section 5 and in appendix C.2; each point carries where it comes from. The
-values stand with the patterns (`Pattern.grids`).
+The paper has two different grids, in section 5 and in appendix C.2; each point records its origin. The values are
+defined with the patterns (`Pattern.grids`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...attention.sparse.predicted import CENTROIDS
 from ...support.errors import LeapformerError
 
 GRIDS = ("section5", "c2", "union", "small", "fine")
-OURS = ("small", "fine")  # the union is the papers'
+OURS = ("small", "fine")  # not in the union, which is the paper's
 # D.2 for masked language models; section 5 and C.2 for translation
 MLM_WINDOWS = (0, 1, 3, 7, 11, 25, 31, 41, 51, 75, 101, 125, 151, 175, 201, 251, 301, 351, 401, 451, 501, 512)
 MT_WINDOWS = (0, 1, 3, 5, 7, 9, 11, 15, 19, 23, 27)
@@ -33,7 +33,7 @@ BLOCKS = {
 
 @dataclass(frozen=True)
 class Point:
-    """A pattern with options, and the grids that it is a point of; windows and global tokens come on top."""
+    """A pattern with options, and the grids that contain it; windows and global tokens are added by the sweep."""
 
     mechanism: str
     options: dict[str, Any]
@@ -41,32 +41,35 @@ class Point:
 
     @property
     def seeded(self) -> bool:
-        """Whether something about it is random, or fitted."""
+        """Whether anything about it is random or fitted."""
         cls = find(self.mechanism)
         return issubclass(cls, Fitted) or SEED in cls.options
 
     @property
     def name(self) -> str:
-        """For tables, as in `sparsefinder-distance threshold=1.0`."""
+        """The name in tables, e.g. `sparsefinder-distance threshold=1.0`."""
         values = (f"{name.partition('_')[2]}={value}" for name, value in self.options.items())
         return " ".join([self.mechanism, *values])
 
     @property
     def file_name(self) -> str:
-        """`name` without what file names had better not have."""
+        """`name` with unsafe characters replaced."""
         return re.sub(r"[^A-Za-z0-9.=-]+", "_", self.name)
 
 
 def patterns() -> list[str]:
-    """All mechanisms that are sparsity patterns, by name."""
+    """Return the names of all mechanisms that are sparsity patterns with a grid."""
     return sorted(name for name, cls in MECHANISMS.items() if issubclass(cls, Pattern) and cls.grids)
 
 
 def points(grid: str, mechanisms: Sequence[str], block: str) -> list[Point]:
-    """The points of a grid for the patterns that can serve the block. The union also has what was released."""
+    """Return the points of a grid for the patterns that support the block; "union" also has those of the released code.
+
+    Raises LeapformerError for an unknown grid, and for mechanisms that are no sparsity pattern.
+    """
     if grid not in GRIDS:
         raise LeapformerError(f"--grid {grid}: choose from: {', '.join(GRIDS)}")
-    found: dict[tuple[str, str], Point] = {}
+    points_of: dict[tuple[str, str], Point] = {}
     for name in mechanisms:
         cls = find(name)
         if not issubclass(cls, Pattern):
@@ -78,17 +81,20 @@ def points(grid: str, mechanisms: Sequence[str], block: str) -> list[Point]:
                 continue
             for options in values:
                 key = name, repr(sorted(options.items()))
-                before = found[key].origins if key in found else ()
-                found[key] = Point(name, dict(options), (*before, origin))
-    return list(found.values())
+                before = points_of[key].origins if key in points_of else ()
+                points_of[key] = Point(name, dict(options), (*before, origin))
+    return list(points_of.values())
 
 
 def block_points(grid: str, mechanisms: Sequence[str]) -> list[Point]:
-    """The points of the experiment with blocks: "union" is the paper's grid."""
+    """Return the points of the experiment with blocks; "union" is the paper's grid.
+
+    Raises LeapformerError for an unknown grid, and for mechanisms that do not attend to blocks.
+    """
     if grid not in BLOCKS:
         raise LeapformerError(f"--grid {grid}: choose from: {', '.join(BLOCKS)}")
     attended, sizes, centroids = BLOCKS[grid]
-    found = []
+    chosen = []
     for name in mechanisms:
         if not issubclass(find(name), Blocked):
             known = ", ".join(sorted(name for name, cls in MECHANISMS.items() if issubclass(cls, Blocked)))
@@ -96,49 +102,51 @@ def block_points(grid: str, mechanisms: Sequence[str]) -> list[Point]:
         clusters: tuple[dict[str, Any], ...] = ({},)
         if "centroids" in dict(build(name, 8, 1).named_buffers()):
             clusters = tuple({CENTROIDS.name: count} for count in centroids)
-        found += [
+        chosen += [
             Point(name, {SIZE.name: size, ATTENDED.name: count, **options})
             for size in sizes
             for count in attended
             for options in clusters
         ]
-    return found
+    return chosen
 
 
 def values_of(option: str) -> list[int]:
-    """All values that an option has in any grid."""
-    found = [cls for cls in MECHANISMS.values() if issubclass(cls, Pattern)]
-    grids = (options for cls in found for values in cls.grids.values() for options in values)
+    """Return all values of an option in any grid, sorted."""
+    classes = [cls for cls in MECHANISMS.values() if issubclass(cls, Pattern)]
+    grids = (options for cls in classes for values in cls.grids.values() for options in values)
     return sorted({options[option] for options in grids if option in options})
 
 
 def windows_of(block: str) -> tuple[int, ...]:
-    """The windows of the paper for this block: those of masked language models are longer, cross-attention has none."""
+    """Return the paper's windows for this block: longer ones for masked language models, none for cross-attention."""
     return {"encoder-self": MLM_WINDOWS, "decoder-cross": (0,)}.get(block, MT_WINDOWS)
 
 
 def read_options(mechanism: str, given: Sequence[str]) -> dict[str, Any]:
-    """Options of a pattern from NAME=VALUE, each of the type of its default. Raises LeapformerError for others."""
+    """Parse options NAME=VALUE of a pattern, each as the type of its default. Raises LeapformerError for others."""
     if not issubclass(find(mechanism), Pattern):
         raise LeapformerError(f"--mechanism {mechanism}: it is no sparsity pattern; `leapformer list` shows them")
     known = {option.name: option for option in find(mechanism).options}
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for text in given:
         name, _, value = text.partition("=")
         if name not in known:
             raise LeapformerError(f"--set {text}: {mechanism} has no option {name!r}; its options: {', '.join(known)}")
         try:
             default = known[name].default
-            found[name] = {"True": True, "False": False}[value] if isinstance(default, bool) else type(default)(value)
+            options[name] = {"True": True, "False": False}[value] if isinstance(default, bool) else type(default)(value)
         except KeyError:
             raise LeapformerError(f"--set {text}: give {name}=True or {name}=False") from None
         except ValueError:
             raise LeapformerError(f"--set {text}: give a number, as in {name}={known[name].default}") from None
-    return found
+    return options
 
 
 def with_options(point: Point, given: Sequence[str]) -> Point:
-    """The point with those of the options, NAME=VALUE, that its pattern has."""
+    """Return the point with those of the options, NAME=VALUE, that its pattern has."""
     known = {option.name for option in find(point.mechanism).options}
-    own = [text for text in given if text.partition("=")[0] in known]
-    return replace(point, options={**point.options, **read_options(point.mechanism, own)}) if own else point
+    applicable = [text for text in given if text.partition("=")[0] in known]
+    if not applicable:
+        return point
+    return replace(point, options={**point.options, **read_options(point.mechanism, applicable)})

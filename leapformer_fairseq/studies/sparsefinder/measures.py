@@ -1,4 +1,4 @@
-"""How well a predicted graph agrees with the graph of full entmax (Treviso et al., 2022).
+"""Agreement of a predicted graph with the graph of full entmax (Treviso et al., 2022).
 
 Shapes: H heads, T queries, S keys, W windows; one sentence without padding.
 """
@@ -13,12 +13,12 @@ from torch import Tensor
 
 
 class Measures(NamedTuple):
-    """Of each head, (.., H), or averaged.
+    """Measures per head, (.., H), or averaged.
 
-    sparsity:  1 - |predicted| / |pairs that may be seen|.
+    sparsity:  1 - |predicted| / |visible pairs|.
     recall:    |predicted and gold| / |gold|.
     precision: |predicted and gold| / |predicted|; 1 where nothing is predicted.
-    exact:     the share of queries with an edge whose gold edges are all predicted: their output is exact.
+    exact:     the share, of queries with an edge, whose gold edges are all predicted, so that their output is exact.
     """
 
     sparsity: Tensor
@@ -28,7 +28,7 @@ class Measures(NamedTuple):
 
 
 def measure(predicted: Tensor, gold: Tensor, seen: Tensor) -> Measures:
-    """For graphs (H, T, S), where queries see `seen`, (T, S)."""
+    """Compare graphs (H, T, S); `seen` (T, S) is True where a query sees a key."""
     predicted = predicted & seen
     hits, edges, golden = ((x).sum((1, 2)).double() for x in (predicted & gold, predicted, gold))
     queries = gold.any(-1)
@@ -37,9 +37,10 @@ def measure(predicted: Tensor, gold: Tensor, seen: Tensor) -> Measures:
 
 
 def measure_windows(predicted: Tensor, gold: Tensor, seen: Tensor, windows: Sequence[int]) -> Measures:
-    """`measure`, (W, H), of the graph united with each window: |i - j| <= w / 2 of the self-attention's last T of S.
+    """Compare, like `measure`, the predicted graph united with each window; returns measures (W, H).
 
-    A window of 0 adds nothing. All windows come of one count of edges by their distance |i - j|.
+    Window w holds the pairs with |i - j| <= w // 2, where queries are the last T of S tokens; a window of 0 holds none.
+    All windows use one count of edges by their distance |i - j|.
     """
     heads, queries, keys = gold.shape
     at = torch.arange(keys, device=gold.device)
@@ -54,15 +55,15 @@ def measure_windows(predicted: Tensor, gold: Tensor, seen: Tensor, windows: Sequ
     edges, hits = by_distance(predicted), by_distance(predicted & gold)
     farthest_missed = torch.where(gold & ~predicted, away, -1).amax(-1)
     with_edge = gold.any(-1)
-    found = []
+    measures = []
     for window in windows:
         reach = window // 2 if window else -1
         inside = at <= reach
         exact = (with_edge & (farthest_missed <= reach)).sum(-1) / with_edge.sum(-1)
         all_hits = torch.where(inside, golden, hits).sum(-1)
         all_edges = torch.where(inside, pairs, edges).sum(-1)
-        found.append(_ratios(all_hits, all_edges, golden.sum(-1), pairs.sum(), exact))
-    return Measures(*(torch.stack(of_one) for of_one in zip(*found, strict=True)))
+        measures.append(_ratios(all_hits, all_edges, golden.sum(-1), pairs.sum(), exact))
+    return Measures(*(torch.stack(values) for values in zip(*measures, strict=True)))
 
 
 def _ratios(hits: Tensor, edges: Tensor, golden: Tensor, pairs: Tensor, exact: Tensor) -> Measures:

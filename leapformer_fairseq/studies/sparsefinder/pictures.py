@@ -1,4 +1,4 @@
-"""Pictures of predicted sparsity: curves over sparsity, graphs of one head, a panel for each layer and head."""
+"""Plots of predicted sparsity: curves over sparsity, graphs of single heads, a panel per layer and head."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Row = dict[str, Any]
 Means = dict[str, list[tuple[int, float, float]]]  # see `block_means`
 PANEL = (4.6, 3.6)  # inches
 MARKERS = "osD^vP*X"
-WORSE = 0.3  # a part of the oracle's BLEU or perplexity
+WORSE = 0.3  # relative distance to the oracle's BLEU or perplexity that is still shown
 GRID = 101  # sparsities at which the fronts of seeds are compared
 
 
 def draw_curves(
     rows: Sequence[Row], gold: Mapping[str, float], path: str | Path, measure: str = "recall", title: str = ""
 ) -> None:
-    """The front of each mechanism, `measure` over sparsity, with the range over seeds (Treviso et al., figures 2, 4).
+    """Plot each mechanism's front, `measure` over sparsity, with the range over seeds (Treviso et al., figures 2, 4).
 
-    `gold` has the sparsity of the teacher's graph, and its `measure`: the oracle is that point. Perplexity is drawn
-    downwards; BLEU and perplexity that are much worse than the oracle's are outside.
+    `gold` has the sparsity of the teacher's graph and its `measure`: the oracle. The axis of perplexity points
+    downwards; BLEU and perplexity much worse than the oracle's are cut off.
     """
     figure, axes = _figure(1, 1, PANEL)
     larger = measure not in ("perplexity",)
@@ -39,8 +39,8 @@ def draw_curves(
             xs, ys = ([row[name] for row in seeds[0]] for name in ("sparsity", measure))
             axes.plot(xs, ys, label=mechanism, marker=MARKERS[i % len(MARKERS)], markersize=3, linewidth=1, **style)
             continue
-        at = np.linspace(min(row["sparsity"] for one in seeds for row in one), 1, GRID)
-        curves = np.array([[_reached(one, x, measure, larger) for x in at] for one in seeds])
+        at = np.linspace(min(row["sparsity"] for points in seeds for row in points), 1, GRID)
+        curves = np.array([[_reached(points, x, measure, larger) for x in at] for points in seeds])
         axes.plot(at, curves.mean(0), label=mechanism, linewidth=1, **style)
         axes.fill_between(at, curves.min(0), curves.max(0), color=style["color"], alpha=0.2, linewidth=0)
     axes.axvline(gold["sparsity"], color="0.4", linewidth=1, linestyle=":")
@@ -57,9 +57,9 @@ def draw_curves(
 def draw_graph(
     predicted: Tensor, weights: Tensor, gold: Tensor, axes_of: tuple[Axis, Axis], path: str | Path, title: str
 ) -> None:
-    """A head's predicted graph and its attention within it, (T, S), gold edges starred (figures 3, 5, 11, 12).
+    """Draw a head's predicted graph and its attention, both (T, S), with stars at gold edges (figures 3, 5, 11, 12).
 
-    `axes_of` are the queries and the keys.
+    `axes_of` are those of queries and keys.
     """
     figure, axes = _figure(1, 2, PANEL)
     stars = gold.nonzero().numpy()
@@ -77,9 +77,9 @@ def draw_graph(
 
 
 def draw_panels(points: Mapping[str, tuple[Tensor, Tensor]], path: str | Path, title: str) -> None:
-    """Recall over sparsity, a panel per layer and head (figures 8 to 10).
+    """Plot recall over sparsity, a panel per layer and head (figures 8 to 10).
 
-    `points` has (P, L, H) sparsities and recalls of each mechanism at one window.
+    `points` are sparsities and recalls (P, L, H) of each mechanism at one window.
     """
     layers, heads = next(iter(points.values()))[0].shape[1:]
     figure, grid = _figure(layers, heads, (1.9, 1.6), squeeze=False)
@@ -109,7 +109,7 @@ def draw_panels(points: Mapping[str, tuple[Tensor, Tensor]], path: str | Path, t
 
 
 def draw_blocks(panels: Mapping[str, Means], full: Row, name: str, path: str | Path) -> None:
-    """Perplexity over seconds, a line along the blocks attended to, a panel for each title (figures 7, 13)."""
+    """Plot perplexity over seconds: lines through the numbers of attended blocks, a panel per title (figures 7, 13)."""
     figure, grid = _figure(1, len(panels), PANEL, squeeze=False)
     for axes, (title, means) in zip(grid[0], panels.items(), strict=True):
         for i, (mechanism, line) in enumerate(means.items()):
@@ -126,20 +126,20 @@ def draw_blocks(panels: Mapping[str, Means], full: Row, name: str, path: str | P
 
 
 def block_means(rows: Sequence[Row], sizes: Collection[int]) -> Means:
-    """Blocks attended to, seconds and quality of each pattern of blocks, means over these sizes and all centroids."""
-    found: Means = {}
-    own = [row for row in rows if row["options"][SIZE.name] in sizes]
-    for mechanism, count in sorted({(row["mechanism"], row["attended"]) for row in own}):
-        here = [row for row in own if (row["mechanism"], row["attended"]) == (mechanism, count)]
+    """Return (attended blocks, seconds, quality) of each pattern of blocks, means over `sizes` and all centroids."""
+    means: Means = {}
+    chosen = [row for row in rows if row["options"][SIZE.name] in sizes]
+    for mechanism, count in sorted({(row["mechanism"], row["attended"]) for row in chosen}):
+        here = [row for row in chosen if (row["mechanism"], row["attended"]) == (mechanism, count)]
         seconds, quality = (sum(row[key] for row in here) / len(here) for key in ("seconds", "quality"))
-        found.setdefault(mechanism, []).append((count, seconds, quality))
-    return found
+        means.setdefault(mechanism, []).append((count, seconds, quality))
+    return means
 
 
 def draw_tags(shares: Mapping[str, Tensor], tags: Sequence[str], path: str | Path, title: str) -> None:
-    """How the tokens of each tag are distributed over buckets, (buckets, tags), as stacked bars (figure 6).
+    """Plot the distribution of each tag's tokens over buckets as stacked bars (figure 6).
 
-    `shares` has a panel for each side, queries and keys.
+    `shares` (buckets, tags) has a panel for each side, queries and keys.
     """
     figure, grid = _figure(1, len(shares), (6.4, 3.6), squeeze=False)
     for axes, (side, of_side) in zip(grid[0], shares.items(), strict=True):
@@ -156,8 +156,8 @@ def draw_tags(shares: Mapping[str, Tensor], tags: Sequence[str], path: str | Pat
 
 
 def _reached(points: Sequence[Row], sparsity: float, measure: str, larger: bool) -> float:
-    found = [row[measure] for row in points if row["sparsity"] >= sparsity]
-    return (max if larger else min)(found, default=np.nan)
+    values = [row[measure] for row in points if row["sparsity"] >= sparsity]
+    return (max if larger else min)(values, default=np.nan)
 
 
 def _figure(rows: int, columns: int, panel: tuple[float, float], **options: Any) -> tuple[Any, Any]:

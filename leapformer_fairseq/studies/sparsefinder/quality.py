@@ -1,7 +1,6 @@
-"""Perplexity or BLEU of a teacher whose full graph is replaced by a predicted one, in every layer and head of a block.
+"""Perplexity or BLEU of a teacher with predicted graphs in place of full ones, in all layers and heads of a block.
 
-A pattern whose edges change with later tokens cannot decode from a state: the whole prefix is read again for every
-token.
+A pattern whose edges change with later tokens cannot decode from a state: it reads the whole prefix for every token.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from .grids import Point
 
 RECORD, SCORES = "scores.json", "scores"
 
-# Subwords of a translation are at most a times those of its source, and b more: a pattern that lacks too many edges
-# would write on and on.
+# a, b: a translation has at most a * S + b subwords for S of its source; a pattern that lacks too many edges would not
+# stop by itself.
 LONGEST = 1.5, 20
 
 
 class Quality(NamedTuple):
-    """A score and its name (perplexity or BLEU), the seconds of the model, and whether it decodes from a state.
+    """A score and its name (perplexity or BLEU), the model's seconds, and whether it decodes from a state.
 
-    long: the score of long sentences, and long_count how many there are; None and 0 where they are not apart.
+    long, long_count: score and number of long sentences; None and 0 if they are not scored separately.
     """
 
     name: str
@@ -50,10 +49,11 @@ class Quality(NamedTuple):
 
 @dataclass(frozen=True)
 class Scored:
-    """What is scored: `subset` of `data`; translations need `references`, a file of detokenised lines.
+    """The test: `subset` of `data`; translations need `references`, a file of detokenised lines.
 
-    The first `limit` sentences (blocks of a masked language model) are read. Translations with references of at least
-    `long` tokens, the mark of the end among them, are scored apart, too.
+    limit: only the first sentences (blocks of a masked language model).
+    long:  translations with references of at least so many tokens, including the end symbol, are also scored
+           separately.
     """
 
     checkpoint: str
@@ -68,9 +68,10 @@ class Scored:
 
 
 def score(test: Scored, mechanism: str = "entmax", options: Mapping[str, Any] | None = None) -> Quality:
-    """The quality with `mechanism` and its `options` in all layers of the block.
+    """Return the quality with `mechanism` and its `options` in all layers of the block.
 
-    Raises LeapformerError where translations have no references, or not one each.
+    Raises LeapformerError for a block that the model lacks, for translations without a reference each, and for a
+    language model with a pattern whose edges depend on later tokens.
     """
     plan = {test.block.replace("-", "_") + "_attention": mechanism, NONCAUSAL.name: True}
     overrides = {"data": test.data, **plan, **(options or {})}
@@ -95,10 +96,10 @@ def score(test: Scored, mechanism: str = "entmax", options: Mapping[str, Any] | 
 
 
 class KeptScores:
-    """Scores of one test in a folder, each in a file: an interrupted command goes on where it was.
+    """Scores of one test in a folder, a file each, so that an interrupted command can resume.
 
-    `of` identifies the models and what was fitted to them. Raises LeapformerError for what cannot be scored, before
-    minutes are spent on it (see `score`), and for a folder with scores of other models or data.
+    `of` identifies the models and the files fitted to them. Raises LeapformerError like `check`, and for a folder with
+    scores of other models or data.
     """
 
     def __init__(self, test: Scored, folder: Path, of: Sequence[str]) -> None:
@@ -111,11 +112,11 @@ class KeptScores:
         locked_folder(folder, RECORD, about, "set of scores", among_others=True)
 
     def full(self) -> dict[str, Any]:
-        """The score of full entmax."""
+        """Return the score of full entmax."""
         return self.add(Point("entmax", {}), {"seed": 1, "window": 0}, {})
 
     def add(self, point: Point, row: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """A row of the point and its score with these `options` of the model."""
+        """Return `row` with the point's score, computed unless kept; `options` are those of the model."""
         path = self.folder / f"{point.file_name}-window{row['window']}-seed{row['seed']}.json"
         if not path.is_file():
             self.folder.mkdir(exist_ok=True)
@@ -124,7 +125,7 @@ class KeptScores:
 
 
 def check(test: Scored) -> None:
-    """Raise LeapformerError for what cannot be scored, before minutes are spent on it: see `score`."""
+    """Raise LeapformerError for missing data or references, before minutes are spent on scores."""
     model, task = load_model(test.checkpoint, MODELS, PURPOSE, {"data": test.data})
     loaded(task, test.subset, test.data)
     if _translates(model):
@@ -152,7 +153,7 @@ def _samples(test: Scored, task: Any) -> Iterator[dict[str, Any]]:
 
 
 def _perplexity(test: Scored, model: Any, task: Any) -> tuple[float, float]:
-    """Of masked subwords, or of all tokens of a language model."""
+    """Return the perplexity of masked subwords, or of all tokens of a language model, and the model's seconds."""
     total, count, seconds = 0.0, 0, 0.0
     padding = task.source_dictionary.pad()
     for sample in _samples(test, task):
@@ -171,7 +172,7 @@ def _bleu(test: Scored, model: Any, task: Any, incremental: bool) -> Quality:
     references = _references(test)
     generator = task.build_generator([model], Namespace(beam=test.beam, max_len_a=LONGEST[0], max_len_b=LONGEST[1]))
     generator.model.has_incremental = incremental
-    found: dict[int, str] = {}
+    translations: dict[int, str] = {}
     lengths: dict[int, int] = {}
     seconds = 0.0
     for sample in _samples(test, task):
@@ -181,16 +182,16 @@ def _bleu(test: Scored, model: Any, task: Any, incremental: bool) -> Quality:
         ids = sample["id"].tolist()
         lengths |= zip(ids, sample["target"].ne(task.target_dictionary.pad()).sum(1).tolist(), strict=True)
         for index, best in zip(ids, hypotheses, strict=True):
-            found[index] = task.target_dictionary.string(best[0]["tokens"], "sentencepiece")
-    if max(found) >= len(references) or (test.limit is None and len(found) != len(references)):
+            translations[index] = task.target_dictionary.string(best[0]["tokens"], "sentencepiece")
+    if max(translations) >= len(references) or (test.limit is None and len(translations) != len(references)):
         raise LeapformerError(
-            f"--references {test.references} has {len(references)} lines for {len(found)} sentences; give the "
+            f"--references {test.references} has {len(references)} lines for {len(translations)} sentences; give the "
             f"references of {test.subset}"
         )
 
     def of(chosen: list[int]) -> float:
-        return bleu([found[i] for i in chosen], [references[i] for i in chosen]).value
+        return bleu([translations[i] for i in chosen], [references[i] for i in chosen]).value
 
-    order = sorted(found)
+    order = sorted(translations)
     long = [] if test.long is None else [i for i in order if lengths[i] >= test.long]
     return Quality("BLEU", of(order), seconds, incremental, of(long) if long else None, len(long))

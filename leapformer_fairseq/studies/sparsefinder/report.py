@@ -1,6 +1,6 @@
-"""What a sweep found: fronts, tables and files.
+"""Reports of a sweep: fronts, tables and files.
 
-A front holds the points of a method that no other point of it beats in both sparsity and the other measure.
+A front holds the points of a method that none of its other points beats in both sparsity and the other measure.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ COLUMNS = ("mechanism", "options", "window", "seed", "origins", "sparsity", "rec
 
 
 def front(rows: Iterable[Row], measure: str, larger: bool = True) -> list[Row]:
-    """The rows that no other beats in both sparsity and `measure`, from the least sparse on."""
+    """Return the rows that no other beats in both sparsity and `measure`, the least sparse first."""
     sign = 1 if larger else -1
-    found: list[Row] = []
+    best: list[Row] = []
     for row in sorted(rows, key=lambda row: (-row["sparsity"], -sign * row[measure])):
-        if not found or sign * row[measure] > sign * found[-1][measure]:
-            found.append(row)
-    return found[::-1]
+        if not best or sign * row[measure] > sign * best[-1][measure]:
+            best.append(row)
+    return best[::-1]
 
 
 def best_at(rows: Iterable[Row], sparsity: float, measure: str = "recall") -> float | None:
-    """The highest `measure` of all rows of at least this sparsity; None where there are none."""
+    """Return the highest `measure` of the rows with at least this sparsity; None without any."""
     return max((row[measure] for row in rows if row["sparsity"] >= sparsity), default=None)
 
 
 def thinned(rows: Sequence[Row], count: int) -> list[Row]:
-    """At most `count` of a front, spread evenly, its ends among them."""
+    """Return at most `count` rows of a front, spread evenly and with both ends (for a `count` of 1, the first)."""
     if len(rows) <= count:
         return list(rows)
     places = sorted({round(i * (len(rows) - 1) / (count - 1)) for i in range(count)}) if count > 1 else [0]
@@ -44,35 +44,35 @@ def thinned(rows: Sequence[Row], count: int) -> list[Row]:
 
 
 def with_gold(points: Sequence[Row], front: Sequence[Row], sparsity: float) -> list[Row]:
-    """The points and, if it is none of them, that of their front with the best recall from the gold sparsity on."""
-    found = next((row for row in front if row["sparsity"] >= sparsity), None)
-    return [*points, *([found] if points and found is not None and found not in points else [])]
+    """Return the points and, unless it is one of them, the front's point with the best recall from `sparsity` on."""
+    best = next((row for row in front if row["sparsity"] >= sparsity), None)
+    return [*points, *([best] if points and best is not None and best not in points else [])]
 
 
 def by_seed(rows: Iterable[Row], mechanism: str) -> dict[int, list[Row]]:
-    """The rows of a mechanism, by seed."""
-    found: dict[int, list[Row]] = {}
+    """Return the rows of a mechanism, {seed: rows}."""
+    seeds: dict[int, list[Row]] = {}
     for row in rows:
         if row["mechanism"] == mechanism:
-            found.setdefault(row["seed"], []).append(row)
-    return found
+            seeds.setdefault(row["seed"], []).append(row)
+    return seeds
 
 
 def recall_table(rows: Sequence[Row]) -> list[Row]:
-    """The best recall of each mechanism from each sparsity on: mean, least and largest over seeds."""
+    """Return each mechanism's best recall from each sparsity on: mean, least and largest over seeds."""
     table = []
     for mechanism in dict.fromkeys(row["mechanism"] for row in rows):
         line: Row = {"mechanism": mechanism, "seeds": len(by_seed(rows, mechanism))}
         for sparsity in SPARSITIES:
-            found = [best_at(of_seed, sparsity) for of_seed in by_seed(rows, mechanism).values()]
-            known = [x for x in found if x is not None]
-            line[f"{sparsity}"] = None if not known else [sum(known) / len(known), min(known), max(known)]
+            best = [best_at(of_seed, sparsity) for of_seed in by_seed(rows, mechanism).values()]
+            recalls = [recall for recall in best if recall is not None]
+            line[f"{sparsity}"] = [sum(recalls) / len(recalls), min(recalls), max(recalls)] if recalls else None
         table.append(line)
     return sorted(table, key=lambda line: -(line["0.8"] or [0])[0])
 
 
 def as_markdown(table: Sequence[Row]) -> str:
-    """`recall_table` for reading."""
+    """Return the rows of `recall_table` as Markdown."""
     lines = []
     for row in table:
         cells = [row[f"{sparsity}"] for sparsity in SPARSITIES]
@@ -82,14 +82,14 @@ def as_markdown(table: Sequence[Row]) -> str:
 
 
 def full_markdown(gold: Row) -> str:
-    """What full entmax scores, in a line."""
+    """Return the score of full entmax in one line."""
     long = f" ({gold['long']:.3f} of the {gold['long_count']} long sentences)" if gold["long_count"] else ""
     sparsity = f"a sparsity of {gold['sparsity']:.3f}"
     return f"full entmax: {gold['name']} {gold['quality']:.3f}{long}, {sparsity}, {gold['seconds']:.1f} s"
 
 
 def quality_markdown(rows: Sequence[Row], name: str) -> str:
-    """The scored points, by mechanism and sparsity."""
+    """Return the scored points as Markdown, sorted by mechanism and sparsity."""
     long = any(row["long_count"] for row in rows)
     lines = [
         [
@@ -120,7 +120,7 @@ def quality_markdown(rows: Sequence[Row], name: str) -> str:
 
 
 def blocks_markdown(rows: Sequence[Row], full: Row) -> str:
-    """Seconds and quality of each pattern of blocks, and of full entmax."""
+    """Return seconds and quality of full entmax and of each pattern of blocks as Markdown."""
     lines = [["entmax, all pairs", "", f"{full['quality']:.3f}", f"{full['seconds']:.2f}"]]
     lines += [
         [row["mechanism"], options_text(row["options"]), f"{row['quality']:.3f}", f"{row['seconds']:.2f}"]
@@ -130,7 +130,7 @@ def blocks_markdown(rows: Sequence[Row], full: Row) -> str:
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
-    """All rows with the columns of the measures, and of quality where some were scored."""
+    """Write all rows with the columns of the measures, and those of quality if any row was scored."""
     scored = any("quality" in row for row in rows)
     columns = [*COLUMNS, *(("quality", "long", "long_count", "seconds", "incremental") if scored else ())]
     text = io.StringIO()
@@ -142,7 +142,7 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
 
 
 def options_text(options: dict[str, Any]) -> str:
-    """As in `threshold=1.0`."""
+    """Return options as text, e.g. `threshold=1.0`."""
     return " ".join(f"{name.partition('_')[2]}={value}" for name, value in options.items())
 
 

@@ -1,6 +1,6 @@
-"""Sparsity and recall of every point of a grid, with every window, on the sentences that were not fitted to.
+"""Measure sparsity and recall of every point of a grid, with every window, on sentences that were not fitted to.
 
-Each point and seed is a file in OUT/points, so that an interrupted sweep goes on where it was.
+Each point and seed has a file in OUT/points, so that an interrupted sweep can resume.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FITTED = "--fitted"
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is measured: `points` with `windows`, global tokens `ends`, by the files of all seeds."""
+    """The sweep: `points` with `windows` and global tokens `ends`; `files` are the fitted files, one per seed."""
 
     points: Sequence[Point]
     windows: Sequence[int]
@@ -39,14 +39,14 @@ class Sweep:
     files: Sequence[str]
 
     def units(self) -> list[tuple[Point, int]]:
-        """Each point with each seed, from 0; those without anything random once."""
+        """Return each point with each seed, counted from 0; points without anything random have one."""
         return [(point, i) for point in self.points for i in range(max(1, len(self.files)) if point.seeded else 1)]
 
 
 def evaluated(graphs: Graphs, files: Sequence[str], limit: int | None) -> list[Sentence]:
-    """The sentences that none of the files was fitted to, at most `limit`.
+    """Return at most `limit` sentences, those after the ones that any of the files was fitted to.
 
-    Raises LeapformerError when there are none, and for a file of another teacher.
+    Raises LeapformerError if there are none, and for a file of another teacher.
     """
     start = 0
     for path in files:
@@ -70,7 +70,7 @@ def evaluated(graphs: Graphs, files: Sequence[str], limit: int | None) -> list[S
 
 
 def run(graphs: Graphs, sweep: Sweep, out: Path, limit: int | None, watch: Watch) -> list[dict[str, Any]]:
-    """The rows of all points, seeds and windows; `watch` gets what is measured, how many are done, and of how many."""
+    """Return the rows of all points, seeds and windows; `watch` receives (done, total, name of the point)."""
     sentences = evaluated(graphs, sweep.files, limit)
     check_windows(sweep.windows, sentences)
     about = {
@@ -82,7 +82,7 @@ def run(graphs: Graphs, sweep: Sweep, out: Path, limit: int | None, watch: Watch
     }
     locked_folder(out, RECORD, about, "sweep", among_others=True)
     (out / POINTS).mkdir(exist_ok=True)
-    units, found = sweep.units(), list[dict[str, Any]]()
+    units, rows = sweep.units(), list[dict[str, Any]]()
     for i, (point, seed) in enumerate(units):
         path = _kept_at(out, point, seed)
         watch(i, len(units), point.name)
@@ -90,13 +90,13 @@ def run(graphs: Graphs, sweep: Sweep, out: Path, limit: int | None, watch: Watch
             measures = measure_point(graphs, sentences, point, sweep, seed)
             write_json(path, {name: _rounded(x) for name, x in measures._asdict().items()})
         held = read_json(path, Measures._fields)
-        found += _rows(point, seed, sweep.windows, Measures(*(torch.tensor(held[name]) for name in Measures._fields)))
+        rows += _rows(point, seed, sweep.windows, Measures(*(torch.tensor(held[name]) for name in Measures._fields)))
     watch(len(units), len(units))
-    return found
+    return rows
 
 
 def digest(path: str | Path) -> str:
-    """SHA-256 of a file: a fit that was repeated is another one, whatever its name."""
+    """Return the SHA-256 of a file, which tells a repeated fit from the first, whatever its name."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
@@ -112,15 +112,16 @@ def check_windows(windows: Sequence[int], sentences: Sequence[Sentence]) -> None
 
 
 def by_head(sweep: Sweep, out: Path, window: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Sparsities and recalls (P, L, H) of the P points of each mechanism at one window, of the first seed."""
+    """Return sparsities and recalls (P, L, H) of each mechanism's P points at one window, with the first seed."""
     at = list(sweep.windows).index(window)
-    found: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    by_mechanism: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for point in sweep.points:
         held = read_json(_kept_at(out, point, 0), Measures._fields)
         pair = torch.tensor(held["sparsity"])[at], torch.tensor(held["recall"])[at]
-        found.setdefault(point.mechanism, []).append(pair)
+        by_mechanism.setdefault(point.mechanism, []).append(pair)
     return {
-        name: (torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])) for name, pairs in found.items()
+        name: (torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs]))
+        for name, pairs in by_mechanism.items()
     }
 
 
@@ -130,7 +131,7 @@ def _kept_at(out: Path, point: Point, seed: int) -> Path:
 
 @torch.no_grad()
 def measure_point(graphs: Graphs, sentences: Sequence[Sentence], point: Point, sweep: Sweep, seed: int) -> Measures:
-    """Measures (W, L, H), averaged over sentences."""
+    """Return measures (W, L, H), averaged over sentences."""
     layers = list(mechanisms(graphs, point, sweep.ends, sweep.files, seed))
     total: list[torch.Tensor] | None = None
     for sentence in sentences:
@@ -140,47 +141,47 @@ def measure_point(graphs: Graphs, sentences: Sequence[Sentence], point: Point, s
             q, k = sentence.q[layer].unsqueeze(0), sentence.k[layer].unsqueeze(0)
             predicted = mechanism.graph(q, k, mask=graphs.mask)[0]
             per_layer.append(measure_windows(predicted, sentence.graph[layer], seen, sweep.windows))
-        one = [torch.stack(layers_of_one, 1) for layers_of_one in zip(*per_layer, strict=True)]
-        total = one if total is None else [a + b for a, b in zip(total, one, strict=True)]
+        stacked = [torch.stack(values, 1) for values in zip(*per_layer, strict=True)]
+        total = stacked if total is None else [a + b for a, b in zip(total, stacked, strict=True)]
     assert total is not None
     return Measures(*(x / len(sentences) for x in total))
 
 
 def mechanisms(graphs: Graphs, point: Point, ends: str, files: Sequence[str], seed: int) -> Iterator[Pattern]:
-    """The pattern of each layer, with what was fitted to it."""
+    """Yield the pattern of each layer, with its fitted parts and its learned alpha."""
     about, options = graphs.about, {ALPHA.name: graphs.about["alpha"], **pattern_options(point, ends, files, seed)}
     for layer, key in enumerate(about["fingerprints"]):
-        made = build(point.mechanism, about["head_dim"], about["heads"], block=about["block"], **options)
-        assert isinstance(made, Pattern)
-        if isinstance(made, Fitted):
-            made.adopt(_file(point, files, seed)["entries"][key])
-        if made.alpha_logit is not None:
-            made.alpha_logit.data.copy_(torch.logit(torch.tensor(about["alphas"][layer]) - 1))
-        yield made
+        pattern = build(point.mechanism, about["head_dim"], about["heads"], block=about["block"], **options)
+        assert isinstance(pattern, Pattern)
+        if isinstance(pattern, Fitted):
+            pattern.adopt(_file(point, files, seed)["entries"][key])
+        if pattern.alpha_logit is not None:
+            pattern.alpha_logit.data.copy_(torch.logit(torch.tensor(about["alphas"][layer]) - 1))
+        yield pattern
 
 
 def pattern_options(point: Point, ends: str, files: Sequence[str], seed: int) -> dict[str, Any]:
-    """The options of a point for one seed."""
-    found, known = {"sparse_global": ends, **point.options}, find(point.mechanism).options
+    """Return the options of a point for one seed."""
+    options, known = {"sparse_global": ends, **point.options}, find(point.mechanism).options
     if SEED in known:
-        found[SEED.name] = seed + 1
+        options[SEED.name] = seed + 1
     if DIMENSIONS in known:
-        found[DIMENSIONS.name] = _file(point, files, seed)["settings"]["dimensions"]
-    return found
+        options[DIMENSIONS.name] = _file(point, files, seed)["settings"]["dimensions"]
+    return options
 
 
 def model_options(point: Point, window: int, sweep: Sweep, seed: int) -> dict[str, Any]:
-    """What a model is built with to have the pattern in its layers."""
-    found = {**pattern_options(point, sweep.ends, sweep.files, seed), WINDOW.name: window}
+    """Return the options with which a model has the pattern in its layers."""
+    options = {**pattern_options(point, sweep.ends, sweep.files, seed), WINDOW.name: window}
     if issubclass(find(point.mechanism), Fitted):
-        found[FILE.name] = str(Path(sweep.files[seed]).resolve())
-    return found
+        options[FILE.name] = str(Path(sweep.files[seed]).resolve())
+    return options
 
 
 def gold_sparsity(graphs: Graphs, sentences: Sequence[Sentence]) -> float:
-    """Of the teacher's own graphs, averaged as the measures are."""
-    found = [1 - s.graph.sum((2, 3)) / graphs.seen(s).sum() for s in sentences]
-    return float(torch.stack([one.mean() for one in found]).mean())
+    """Return the sparsity of the teacher's graphs, averaged like the measures."""
+    sparsities = [1 - s.graph.sum((2, 3)) / graphs.seen(s).sum() for s in sentences]
+    return float(torch.stack([sparsity.mean() for sparsity in sparsities]).mean())
 
 
 def _file(point: Point, files: Sequence[str], seed: int) -> dict[str, Any]:
@@ -205,6 +206,6 @@ def _rows(point: Point, seed: int, windows: Sequence[int], measures: Measures) -
 
 
 def _rounded(x: torch.Tensor) -> list[Any]:
-    """As nested lists, to six digits."""
-    found: list[Any] = (x * 1e6).round().div(1e6).tolist()
-    return found
+    """Return nested lists, rounded to six decimals."""
+    numbers: list[Any] = (x * 1e6).round().div(1e6).tolist()
+    return numbers

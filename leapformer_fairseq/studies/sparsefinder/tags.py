@@ -1,8 +1,8 @@
-"""How the tokens of each part of speech are distributed over the buckets of k-means (Treviso et al., 2022, figure 6).
+"""Distribution of the tokens of each part of speech over the buckets of k-means (Treviso et al., 2022, figure 6).
 
-A tagger cuts text into words, a model into subwords. The rule that joins them: a subword has the tag of the word that
-its first letter is in. White space does not count, and marks such as that of the end of a sentence have no tag. The
-paper does not tell its rule.
+A tagger splits text into words, a model into subwords. A subword has the tag of the word that contains its first
+letter; white space is ignored, and symbols such as the end of a sentence have no tag. The paper does not state its
+rule.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Tagged = Sequence[tuple[str, str]]  # words of a sentence with their tags
 OTHER = "other"
 SIDES = {"queries": "q", "keys": "k"}
 MARKS = {"<s>", "</s>", "<pad>", "<unk>", "<mask>"}
-SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece writes it
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # sentencepiece's symbol for a space
 
 
 def texts(sentences: Iterable[Sentence], vocabulary: str | None) -> list[str]:
-    """The sentences as a tagger reads them, one line each."""
+    """Return the sentences as text for a tagger, one line each."""
     return [
         b"".join(spelled).decode("utf-8", "replace").strip().replace("\n", " ")
         for spelled in _spelled(sentences, vocabulary)
@@ -43,7 +43,7 @@ def texts(sentences: Iterable[Sentence], vocabulary: str | None) -> list[str]:
 
 
 def read_tags(path: str) -> list[Tagged]:
-    """Sentences of a TSV: a word and its tag on each line, an empty line after a sentence.
+    """Read sentences from a TSV with a word and its tag per line, and an empty line after each sentence.
 
     Raises LeapformerError for a line of another form.
     """
@@ -59,7 +59,7 @@ def read_tags(path: str) -> list[Tagged]:
 
 
 def tag_with_spacy(lines: Iterable[str], pipeline: str) -> list[Tagged]:
-    """Universal tags by an installed pipeline of spaCy. Raises LeapformerError where it is not installed."""
+    """Tag lines with universal tags by a spaCy pipeline. Raises LeapformerError if it is not installed."""
     try:
         import spacy
 
@@ -75,16 +75,16 @@ def tag_with_spacy(lines: Iterable[str], pipeline: str) -> list[Tagged]:
 def tags_of_subwords(
     sentences: Sequence[Sentence], tagged: Sequence[Tagged], vocabulary: str | None
 ) -> list[list[str | None]]:
-    """The tag of each subword, None where it has none.
+    """Return the tag of each subword, or None.
 
-    Raises LeapformerError when the tags are of other text.
+    Raises LeapformerError if the tags belong to other text.
     """
     if len(tagged) != len(sentences):
         raise LeapformerError(
             f"there are tags for {len(tagged)} sentences, and {len(sentences)} sentences; tag each line of text.txt, "
             "with an empty line after it"
         )
-    found = []
+    tags: list[list[str | None]] = []
     for number, (spelled, words) in enumerate(zip(_spelled(sentences, vocabulary), tagged, strict=True), 1):
         letters = [b"".join(piece.split()) for piece in spelled]
         owners = [(byte, tag) for word, tag in words for byte in b"".join(word.encode().split())]
@@ -93,12 +93,12 @@ def tags_of_subwords(
                 f"the tags of sentence {number} are of other words than line {number} of text.txt has"
             )
         ends = torch.tensor([0, *map(len, letters)]).cumsum(0).tolist()
-        found.append([owners[end][1] if piece else None for end, piece in zip(ends, letters, strict=False)])
-    return found
+        tags.append([owners[end][1] if piece else None for end, piece in zip(ends, letters, strict=False)])
+    return tags
 
 
 class Buckets:
-    """How often each tag is in each bucket of the heads of each layer, `counts` (sides, L, H, c, tags).
+    """Counts of tags per bucket, head and layer: `counts` (sides, L, H, c, tags).
 
     Sides are the queries and, in self-attention, the keys: a token is in the bucket of the centroid nearest to its
     query, and in that of the centroid nearest to its key.
@@ -123,19 +123,19 @@ class Buckets:
                 project = mechanism.project_queries if side == "queries" else mechanism.project_keys
                 cells = mechanism.buckets(project(x))[0, :, :, 0] * len(self.names) + columns  # (H, T)
                 of_layer = counts[layer]
-                for head, own in enumerate(cells):
-                    of_layer[head] += own.bincount(minlength=of_layer[head].numel()).view_as(of_layer[head])
+                for head, of_head in enumerate(cells):
+                    of_layer[head] += of_head.bincount(minlength=of_layer[head].numel()).view_as(of_layer[head])
 
 
 def most_frequent(tags: Iterable[Sequence[str | None]], count: int) -> list[str]:
-    """The `count` most frequent tags and, where there are more, a name for the others."""
-    found = Counter(tag for sentence in tags for tag in sentence if tag is not None)
-    names = [tag for tag, _ in found.most_common(count)]
-    return names if len(found) <= count else [*names, OTHER]
+    """Return the `count` most frequent tags and, if there are more, `OTHER`."""
+    frequencies = Counter(tag for sentence in tags for tag in sentence if tag is not None)
+    names = [tag for tag, _ in frequencies.most_common(count)]
+    return names if len(frequencies) <= count else [*names, OTHER]
 
 
 def information(counts: Tensor) -> float:
-    """What the bucket of a token tells about its tag, in bits: the mutual information of counts (c, tags)."""
+    """Return the mutual information, in bits, of a token's bucket and its tag, from counts (c, tags)."""
     joint = counts.double() / counts.sum()
     apart = joint.sum(0) * joint.sum(1, keepdim=True)
     return float(torch.where(joint > 0, joint * (joint / apart).log2(), 0.0).sum())
@@ -144,9 +144,9 @@ def information(counts: Tensor) -> float:
 def write_tags(
     buckets: Buckets, folder: Path, draw: Callable[[Mapping[str, Tensor], Sequence[str], Path, str], None]
 ) -> str:
-    """tags.csv with all counts, tags.md with what each head tells of tags, and a picture a head. The table is returned.
+    """Write tags.csv (all counts), tags.md (each head's information on tags), and a picture per head; return tags.md.
 
-    `draw` gets the shares (c, tags) of each side, which add up to 1 for each tag, names, path and title.
+    `draw` receives the shares (c, tags) of each side, which add up to 1 for each tag, the tags, a path and a title.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -170,7 +170,7 @@ def write_tags(
 
 
 def _spelled(sentences: Iterable[Sentence], vocabulary: str | None) -> list[list[bytes]]:
-    """Each subword as it stands in the text, with its white space; marks are empty."""
+    """Return the text of each subword with its white space; symbols in `MARKS` are empty."""
     if vocabulary is not None:
         spell = load_spelling(vocabulary)
         return [[b"" if word in MARKS else spell(word) for word in sentence.words] for sentence in sentences]

@@ -72,13 +72,25 @@ def bounded():
     return {"benchmark": "bounded", "times": times, "cumulative": cumulative, "memory": memory}
 
 
+def gpu(lengths=("1,024", "2,048", "4,096")):
+    names = ("sdpa", "leap", "relu", "entmax")
+    labels = [
+        {"device": place, "case": f"{kind} {n}", "mechanism": name, "ratio": i / 3 if n != "4,096" else 0.3}
+        for place in ("cuda bfloat16", "cuda")
+        for kind in ("causal", "bidirectional", "wait-k")
+        for n in reversed(lengths)
+        for i, name in enumerate(names, 1)
+    ]
+    return {"benchmark": "gpu", "attention": [*labels, {"case": "causal 8,192", "mechanism": "leap", "failure": "no"}]}
+
+
 def lines_of(axes):
     """Label -> points of every line with a mechanism's name."""
     found = {line.get_label(): [tuple(point) for point in line.get_xydata()] for line in axes.get_lines()}
     return {label: points for label, points in found.items() if not label.startswith("_")}
 
 
-@pytest.mark.parametrize("make", [attention, bounded, decode, train, model])
+@pytest.mark.parametrize("make", [attention, bounded, decode, gpu, train, model])
 def test_the_command_draws_beside_the_results(make, tmp_path, capsys):
     (tmp_path / "some.json").write_text(json.dumps(make()))
     assert main(["plot", str(tmp_path / "some.json")]) == 0
@@ -137,6 +149,24 @@ def test_bounded_draws_every_system_by_length():
     assert len(results._bounded({**bounded(), "memory": []}).axes) == 1
 
 
+def test_a_gpu_has_a_panel_per_precision_and_mask_with_names_beside_the_lines():
+    figure = results._gpu(gpu())
+    assert [axes.get_title() for axes in figure.axes] == [
+        "causal, bfloat16", "bidirectional, bfloat16", "causal, float32", "bidirectional, float32",
+    ]  # fmt: skip
+    for axes in figure.axes:
+        assert lines_of(axes)["leap"] == [(1024, 2 / 3), (2048, 2 / 3), (4096, 0.3)] and len(lines_of(axes)) == 2
+        heights = {text.get_text(): text.get_position()[1] for text in axes.texts}
+        assert set(heights) == {"SDPA", "LeaPformer", "ReLU attention"}
+        assert all(0 <= height <= 1 for height in heights.values())
+        first, second, third = sorted(heights.values())
+        assert min(second - first, third - second) > 0.99 * results.LABEL, "the ends are the same, the names apart"
+    left_out = [row for row in gpu()["attention"] if (row.get("device"), row["case"][:2]) != ("cuda", "bi")]
+    assert [axes.get_visible() for axes in results._gpu({"attention": left_out}).axes] == [True, True, True, False]
+    with pytest.raises(LeapformerError, match="fewer than 3 lengths"):
+        results._gpu(gpu(("1,024", "2,048")))
+
+
 def test_unknown_memory_leaves_its_panel_out_and_devices_have_a_line_each():
     assert len(results._train({**train(), "memory": []}).axes) == 1
     assert len(results._train(train(("cpu", "cuda"))).axes) == 4
@@ -146,7 +176,7 @@ def test_unknown_memory_leaves_its_panel_out_and_devices_have_a_line_each():
     ("content", "message"),
     [
         ("{", "cannot be read as JSON"),
-        ("[]", "no results of a benchmark that can be drawn .attention, decode, train, bounded, model."),
+        ("[]", "no results of a benchmark that can be drawn .attention, decode, train, bounded, model, gpu."),
         ('{"benchmark": "sleep"}', "no results"),
         ('{"benchmark": "model", "decoders": [{"device": "cpu", "mechanism": "leap"}]}', "lacks 'steps' in results"),
         ('{"benchmark": "decode"}', "lacks the decoders of decode; run the benchmark again"),

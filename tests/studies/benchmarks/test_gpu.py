@@ -19,7 +19,8 @@ from leapformer_fairseq.studies.benchmarks.gpu_cases import FAST, NAMES, Task
 from tests import covering
 from tests.studies.benchmarks import gpu_workers
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
+MEASURED = ROOT / "docs" / "results" / "gpu"
 CPU = torch.device("cpu")
 # of each kind one, and those that are timed
 FEW = ("abc-mlp", "bigbird", "cosformer", "gated-delta", "kda", "leap", "luna", "performer", "relu", "rope", "softmax")
@@ -100,10 +101,10 @@ def test_the_whole_command_without_any_other_library(script, tmp_path):
     assert "fast:True|budget:520.0|seed:1" in found["signature"]
 
     page = (tmp_path / "out" / "gpu.md").read_text()
-    assert f"{found['passed']} checks passed, 0 failed" in page and found["signature"] in page
-    for title in ("Forward and backward: times as fast as SDPA", "Bounds: what was fastest", "All rows: training"):
+    assert f"{found['passed']:,} checks passed, 0 failed" in page and found["signature"] in page
+    for title in ("Attention, causal: times as fast as SDPA", "A training step: times as fast as softmax"):
         assert f"\n## {title}\n" in page
-    assert "Checks that failed" not in page and "Left out" not in page
+    assert "What failed" not in page and "Left out" not in page and gpu_page.PICTURE not in page
 
 
 @pytest.mark.parametrize("name", ["relu", "leap", "rope"])
@@ -337,7 +338,81 @@ def test_the_bound_that_a_crossing_gives():
             for value in ("all pairs", "states")
         ]
     )
-    assert [(row["bound"], row["all pairs win up to"], row["suggested"]) for row in found] == [
+    assert [(row["threshold"], row["all pairs win up to"], row["suggested"]) for row in found] == [
         ("pairs", 256, 512.0),
         ("pairs_per_token", 256, 1.0),
     ]
+
+
+def content(**sections):
+    facts = {"passed": 1, "failed": 0, "seconds": 3.0, "left_out": [], "method": "", "signature": ""}
+    return {**facts, "environment": {}, "options": {"fast": True}, **sections}
+
+
+def lines_of(page, title):
+    """Cells of the first table below a heading, by the first of each line."""
+    table = page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    lines = [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines() if line.startswith("|")]
+    return {first: cells for first, *cells in lines}
+
+
+def test_the_page_names_every_check_that_failed():
+    passing = {"mechanism": "leap", "mask": "causal", "dtype": "float32", "execution": "scan", "allowed": 2.0}
+    rows = [{**passing, "error": 1.0, "ok": True}, {**passing, "error": math.nan, "of": "dq", "ok": False}]
+    decoding = [{**passing, "error": 1.5, "ok": True}, {"case": "relu", "failure": "OutOfMemoryError: so much. And"}]
+    memory = [{"mechanism": "leap", "ok": None, "note": "only on a GPU"}]
+    page = gpu_page.page(content(agreement=rows, decoding=decoding, memory=memory, passed=2, failed=2))
+    checks = lines_of(page, "Checks")
+    assert checks["mechanism"][4:] == ["float32: error / allowed"]
+    assert checks["leap"] == ["1 of 2", "1", "-", "-", "inf"] and checks["relu"] == ["-", "0 of 1", "-", "-", "-"]
+    assert "* agreement, leap: error nan of dq, allowed 2.0 (causal, float32, scan)\n" in page
+    assert "* decoding, relu: OutOfMemoryError: so much\n" in page and "1 could not be made here" in page
+
+
+def test_the_page_has_a_line_for_every_mechanism_and_a_column_for_every_length():
+    def at(length, place="cuda bfloat16", **ratios):
+        rows = {"sdpa": 1.0, **ratios}
+        labels = {"device": place, "case": f"causal {length}"}
+        return [{**labels, "mechanism": name, "ms": 12.34 / x, "ratio": x} for name, x in rows.items()]
+
+    lost = {"device": "cuda bfloat16", "case": "causal 8,192", "mechanism": "elu", "failure": "Error: no"}
+    rows = [*at("2,048", leap=0.456, relu=0.5), *at("512", leap=0.0123), *at("512", "cuda", leap=4.44, elu=0.996), lost]
+    page = gpu_page.page(content(attention=rows))
+    table = lines_of(page, "Attention, causal: times as fast as SDPA")
+    assert table.pop("mechanism") == ["bfloat16 512", "bfloat16 2,048", "float32 512"]
+    assert table.pop("---") and table.pop("SDPA, ms") == ["12", "12", "12"]
+    assert list(table.items()) == [
+        ("relu", ["-", "0.50", "-"]),
+        ("leap", ["0.012", "0.46", "4.4"]),
+        ("elu", ["-", "-", "1.0"]),
+    ]
+    assert "Faster than SDPA: 0 of 2 mechanisms (bfloat16 2,048), 1 of 2 mechanisms (float32 512)." in page
+    assert "* attention, elu: Error: no (causal 8,192, bfloat16)\n" in page
+
+
+def test_the_page_in_docs_is_that_of_the_measurements():
+    if not (MEASURED / "gpu.json").is_file():
+        pytest.skip("the installed package has no results beside it")
+    measured = json.loads((MEASURED / "gpu.json").read_text(encoding="utf-8"))
+    page = gpu_page.page(measured, picture=True)
+    assert page == (MEASURED / "gpu.md").read_text(encoding="utf-8"), "run the benchmark with --redraw"
+    assert len(page.splitlines()) <= 300
+
+
+def test_the_page_is_redrawn_with_a_picture_where_there_is_matplotlib(monkeypatch, tmp_path):
+    labels = {"device": "cuda", "mechanism": "leap", "ms": 1.0}
+    rows = [{**labels, "case": f"causal {2**n:,}", "ratio": n / 12} for n in (10, 11, 12)]
+    measured = {"benchmark": "gpu", **content(attention=rows)}
+    (tmp_path / "gpu.json").write_text(json.dumps(measured))
+    assert gpu.main(["--redraw", "--out", str(tmp_path)]) == 0
+    assert f"]({gpu_page.PICTURE})" in (tmp_path / "gpu.md").read_text()
+    assert (tmp_path / gpu_page.PICTURE).read_bytes().startswith(b"\x89PNG")
+
+    monkeypatch.setattr(gpu, "find_spec", lambda name: None)
+    assert gpu.main(["--redraw", "--out", str(tmp_path)]) == 0
+    assert gpu_page.PICTURE not in (tmp_path / "gpu.md").read_text()
+
+
+def test_without_measurements_nothing_is_redrawn(tmp_path, capsys):
+    assert gpu.main(["--redraw", "--out", str(tmp_path)]) == 2
+    assert "measure without --redraw first" in capsys.readouterr().err and not list(tmp_path.glob("gpu.md"))
