@@ -88,7 +88,8 @@ FAST = Sizes(
 def make(name: str, sizes: Sizes, device: torch.device, block: str | None = None) -> Mechanism:
     """Build a mechanism that supports the longest sequence and needs no encoder."""
     longest, share = sizes.longest, -(-sizes.longest // 8)
-    room = {"cosformer_length": longest, "abc_max_length": longest, "abc_pool_size": share, "abc_global_every": share}
+    unlimited = ("cosformer_length", "abc_max_length", "sinkhorn_max_length", "synthesizer_max_length")
+    room = {**dict.fromkeys(unlimited, longest), "abc_pool_size": share, "abc_global_every": share}
     alone = {option.name: option.without_encoder for option in MECHANISMS[name].options}
     chosen = {option: room.get(option, value) for option, value in alone.items()}
     options: dict[str, Any] = {option: value for option, value in chosen.items() if value is not None}
