@@ -85,8 +85,8 @@ def test_the_whole_command_without_any_other_library(script, tmp_path):
     assert {(row["dtype"], row["execution"]) for row in found["agreement"]} == {
         (dtype, way)
         for dtype in ("float32", "bfloat16", "float16")
-        for way in ("reference", "auto", "auto, autocast", "scan", "scan, chunks kept", "scan, segments again")
-        if (dtype, way) != ("float32", "auto, autocast")
+        for way in gpu_checks.WAYS
+        if (dtype, way) != ("float32", gpu_checks.AUTOCAST)
     }
     assert {row["mechanism"] for row in found["agreement"]} == set(CHECKED)
     assert {row["mask"] for row in found["agreement"]} == {"causal", "bidirectional", "wait-k"}
