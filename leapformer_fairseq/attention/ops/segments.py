@@ -51,14 +51,16 @@ class Saved:
 
     normalizer: of each query, (B, H, T, 1).
     output:     (B, H, T, E), before it was rounded to the precision of the values; None if it was not.
+    no_queries: in the backward pass, that the segment only writes keys, so that nothing depends on its values either.
     """
 
     normalizer: Tensor | None = None
     output: Tensor | None = None
+    no_queries: bool = False
 
     @property
     def filled(self) -> bool:
-        return self.normalizer is not None
+        return self.normalizer is not None or self.no_queries
 
 
 class Run(Protocol):
@@ -217,8 +219,8 @@ class _Again(torch.autograd.Function):
         totals: list[Tensor | None] = [None] * len(parameters)
         after: list[Tensor | None] = [None] * sizes.memory
         for number, at in reversed(list(enumerate(ctx.segments))):
-            known = Saved(*pairs[2 * number : 2 * number + 2])
-            if known.filled and known.output is None:
+            known = Saved(*pairs[2 * number : 2 * number + 2], no_queries=at.t0 == at.t1)
+            if known.normalizer is not None and known.output is None:
                 known.output = whole_out[:, :, at.t0 : at.t1]
             memory = states[number * sizes.memory : (number + 1) * sizes.memory]
             memory = _leaves(memory, [x.is_floating_point() for x in memory])
