@@ -37,16 +37,10 @@ class LinearStep(Step):
         self.packed = [_packed(network) for network in kernel.networks[: 1 + self.self_attention]]
 
     def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
-        heads = self._fused(projected, state.kv, position, lengths)
-        return super().attend(projected, x, state, position, lengths) if heads is None else heads
-
-    def _fused(self, projected: Tensor, kv: Tensor, position: int, lengths: Tensor | None) -> Tensor | None:
-        """What the heads read, (B, H * E), by the compiled step; None if that is unavailable or does not fit."""
-        if kv.dtype != torch.float32 or (step := cpu.step()) is None:
-            return None
+        step, kv = cpu.step(), state.kv
+        if step is None or not self._kernel_fits(kv):
+            return super().attend(projected, x, state, position, lengths)
         sizes = self.sizes_of((len(projected), *kv.shape), self._sizes)
-        if max(sizes.dim, sizes.values) > cpu.MAX_DIM or not kv.is_contiguous():
-            return None
         networks = [packed.numbers.data_ptr() for packed in self.packed] + [None, None]
         proportions, rotation = None, None
         if self.kernel.proportion is not None:
@@ -65,6 +59,9 @@ class LinearStep(Step):
             out.data_ptr(),
         )
         return out
+
+    def _kernel_fits(self, kv: Tensor) -> bool:
+        return kv.dtype == torch.float32 and kv.is_contiguous() and max(self.dim, kv.shape[-1]) <= cpu.MAX_DIM
 
     def _sizes(self, batch: int, states: int, heads: int, features: int, values: int) -> cpu.Sizes:
         packed = self.packed[0] if self.packed else None

@@ -49,9 +49,9 @@ class Draft(Protocol):
 class Policy(Protocol):
     """The policy of one utterance.
 
-    To add one: a class here, its parameters in `PolicyOptions` and its name in `POLICIES`; its flags in `options.py`;
-    and the same for the page in `serve/page/local/policy.js`. A fork of a session copies the policy shallowly: replace
-    attributes, never change a list in place.
+    To add one: a class here, its parameters in `PolicyOptions` and its name in `POLICIES`; its flags in
+    `runtime/simul/options.py`; and the same for the page in `runtime/serve/page/local/policy.js`. A fork of a session
+    copies the policy shallowly: replace attributes, never change a list in place.
 
     lag: how many steps of source a token is written behind what it translates; None: that is not known.
     """
