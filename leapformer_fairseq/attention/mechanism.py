@@ -98,14 +98,14 @@ class RunSegment(Protocol):
 class Mechanism(nn.Module):
     """How queries read keys and values, apart from the projections around it.
 
-    A subclass implements `init_state`, `write` and `read`; the rest then follows token by token. Override what must be
-    fast: `scan` (many tokens) and `_weights`, and describe the mechanism in `kernel` for a fused decoding step.
-    `capabilities` say where it can be used.
+    A subclass implements `init_state`, `write` and `read`; the defaults of everything else go token by token. Override
+    what must be fast: `scan` (many tokens) and `_weights`, and describe the mechanism in `kernel` for a fused decoding
+    step. `capabilities` say where it can be used.
     """
 
     name: ClassVar[str]
     options: ClassVar[tuple[Option, ...]] = ()
-    #: an instance replaces those that its options change
+    #: of the class; an instance has its own if its options change them
     capabilities: Capabilities = Capabilities()
     #: names of the parameters that all layers of a block share
     tied: tuple[str, ...] = ()
@@ -217,7 +217,7 @@ class Mechanism(nn.Module):
         return self._visit(self.write_loop, self.read, state, x)
 
     def write_loop(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> State:
-        """`write` for a graph, as `loop`."""
+        """`write` for a graph, for `loop`: the number of operations does not depend on the number of keys."""
         return self.write(state, k, v, key)
 
     def _token_by_token(self, state: State, x: Inputs) -> tuple[Tensor, State]:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-#: Maps queries (.., z, D), keys (.., m * z, D) and a mask, True where a query may look, to weights (.., z, m * z).
+#: Maps queries (.., z, D), keys (.., m * z, D) and a mask, True where a query may attend, to weights (.., z, m * z).
 Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 

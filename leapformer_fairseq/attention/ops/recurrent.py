@@ -19,7 +19,7 @@ so that everything but S' = M S + N is computed for all blocks at once (Yang et 
 Exponents are at most `LITTLE`; blocks that decay by a factor below e^-LITTLE are computed with exponents that are never
 positive. So nothing overflows, whatever the gates do.
 
-`delta_sums` gets Q, P and A with decays applied, and the keys twice: rows of K read the state, rows of W write to it.
+`delta_sums` gets all of these with decays applied, and the keys twice: rows of K read the state, rows of W write to it.
 
     u_j = b_j (v_j - K_j S - sum_{i < j} A_ji u_i),    O = Q S + P U,    S' = d S + W^T U
 
