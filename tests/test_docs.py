@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import subprocess
 import sys
@@ -31,6 +32,13 @@ def test_the_library_example_of_the_readme_runs():
     names: dict = {}
     exec(code, names)
     torch.testing.assert_close(names["step"], names["out"][:, :, 9:10])
+
+
+def test_what_the_page_of_the_library_lists_exists():
+    page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    entries = re.findall(r"^::: (\S+)(?:\n    options:\n      members: \[(.*)\])?", page, re.MULTILINE)
+    listed = [f"{name}.{member}".rstrip(".") for name, members in entries for member in members.split(", ")]
+    assert len(listed) > len(entries) and all(pkgutil.resolve_name(name).__doc__ for name in listed)
 
 
 COLUMNS = ("what", "blocks", "time", "state", "refused", "source")

@@ -1,11 +1,11 @@
 """The contract of an attention mechanism: one function with executions that agree.
 
-reference: the definition, by all pairs or token by token (`weights`); tests run it in float64.
+reference: the definition (`weights`): all pairs, or token by token; tests run it in float64.
 scan:      segments with a state between them (`init_state`, `write`, `read`, `scan`): training, prompts, streaming.
 loop:      a scan whose graph does not depend on the number of tokens: exported models.
 step:      one token, with fused projections; `decoding.step_of` chooses it from the description that `kernel` returns.
 
-To write is to add keys and values to the state; to read is to answer queries from it.
+To write is to add keys and values to the state; to read is to compute the output of queries from the state.
 
 Shapes: B batch, H heads, T queries, S keys, D head dimension, E value dimension.
 """
@@ -38,7 +38,7 @@ S = TypeVar("S", bound="State")
 
 
 class Inputs(NamedTuple):
-    """What attention is computed from."""
+    """The inputs of attention; see `Mechanism.forward`."""
 
     q: Tensor
     k: Tensor
@@ -90,7 +90,7 @@ class State:
 
 
 class RunSegment(Protocol):
-    """What a segment computes, as `Mechanism._segment` does."""
+    """Computes one segment, like `Mechanism._segment`."""
 
     def __call__(self, state: Any, x: Inputs, saved: Saved | None, /) -> tuple[Tensor | None, State]: ...
 
@@ -98,14 +98,14 @@ class RunSegment(Protocol):
 class Mechanism(nn.Module):
     """How queries read keys and values, apart from the projections around it.
 
-    A subclass implements `init_state`, `write` and `read`; the rest then follows token by token. Override what must be
-    fast: `scan` (many tokens) and `_weights`, and describe the mechanism in `kernel` for a fused decoding step.
-    `capabilities` say where it can be used.
+    A subclass implements `init_state`, `write` and `read`; the defaults of everything else go token by token. Override
+    what must be fast: `scan` (many tokens) and `_weights`, and describe the mechanism in `kernel` for a fused decoding
+    step. `capabilities` say where it can be used.
     """
 
     name: ClassVar[str]
     options: ClassVar[tuple[Option, ...]] = ()
-    #: an instance replaces what its options change
+    #: of the class; an instance has its own if its options change them
     capabilities: Capabilities = Capabilities()
     #: names of the parameters that all layers of a block share
     tied: tuple[str, ...] = ()
@@ -120,9 +120,10 @@ class Mechanism(nn.Module):
         input_dim: int | None = None,
         **options: Any,
     ) -> None:
-        """`block` is where it will serve, `input_dim` the width of the keys' inputs (default: that of all heads).
+        """`block` is the attention block that uses it, such as "decoder-cross".
 
-        `options` are those declared at registration; what is not given takes its default. All are in `chosen`.
+        `input_dim` is the width of the block's input for the keys (default: the width of all heads). `options` are
+        those declared at registration; missing ones take their defaults. `chosen` holds all of them.
         """
         super().__init__()
         self.chosen = SimpleNamespace(**{**{option.name: option.default for option in self.options}, **options})
@@ -130,15 +131,16 @@ class Mechanism(nn.Module):
         self.block, self.input_dim = block, head_dim * num_heads if input_dim is None else input_dim
 
     def receive(self, projections: Projections) -> None:
-        """Receive the block's projection layers, for mechanisms that also project other things with them.
+        """Receive the block's projection layers, for mechanisms that use them for something else, too.
 
-        They remain the block's: none of them may be registered as a part of the mechanism.
+        They belong to the block: do not register them as submodules.
         """
 
     def continued(self) -> dict[str, Tensor]:
-        """Initial values of the parameters that a checkpoint of the mechanism that it extends does not have.
+        """Initial values of the parameters that this mechanism adds to the one that it extends.
 
-        With them it begins almost as that mechanism ended. A checkpoint must have all of them or none.
+        They are used when training continues from a checkpoint of that mechanism, and hardly change what it computes. A
+        checkpoint must contain all of these parameters or none.
         """
         return {}
 
@@ -146,10 +148,10 @@ class Mechanism(nn.Module):
     def init_state(
         self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
     ) -> State:
-        """The state before the first key, of `batch` sequences, on the device and in the precision of `like`.
+        """The state of `batch` sequences before the first key, on the device and in the precision of `like`.
 
-        `key` holds the carry if the mechanism has one. `mask` is that of the queries that will read the state; None:
-        they see all keys.
+        `key` contains the carry if the mechanism has one. `mask` is the mask of the queries that will read the state;
+        None: they see all keys.
         """
         raise NotImplementedError
 
@@ -164,16 +166,16 @@ class Mechanism(nn.Module):
     def scan(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
     ) -> tuple[Tensor, State]:
-        """Output and new state of queries that see everything in `state` and, of these keys, what the mask shows them.
+        """Output (B, H, T, E) of queries that see `state` and, of these keys, what the mask shows them; the new state.
 
-        The keys that some query sees are written to the new state. This default goes from one set of visible keys to
-        the next.
+        Keys that no query sees are not written. This default writes keys and reads queries in turn.
         """
         return self._visit(self.write, self.read, state, Inputs(q, k, v, query, key, mask))
 
     def _visit(
         self, write: Callable[..., State], read: Callable[..., Tensor], state: State, x: Inputs
     ) -> tuple[Tensor, State]:
+        """The default `scan`: write the keys that the next queries see in addition, then read these queries."""
         q, k, v, query, key, mask = x
         outputs = []
         for (t0, t1), (s0, s1), (a0, a1) in _visits(mask, q.shape[2], k.shape[2]):
@@ -193,8 +195,8 @@ class Mechanism(nn.Module):
     def read_shared(self, state: State, q: Tensor, query: TokenInfo, shared: int) -> Tensor:
         """`read` for queries (B * shared, H, T, D), of which `shared` neighbouring batch entries share one of B states.
 
-        These are the hypotheses of a sentence in cross-attention. They become queries of one sequence, so that each
-        state is read once.
+        In cross-attention these are the hypotheses of a sentence. They become queries of one sequence, so that each
+        state is read only once.
         """
         if shared == 1:
             return self.read(state, q, query)
@@ -215,12 +217,13 @@ class Mechanism(nn.Module):
         return self._visit(self.write_loop, self.read, state, x)
 
     def write_loop(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> State:
-        """`write` for a graph, as `loop`."""
+        """`write` for a graph, for `loop`: the number of operations does not depend on the number of keys."""
         return self.write(state, k, v, key)
 
     def _token_by_token(self, state: State, x: Inputs) -> tuple[Tensor, State]:
+        """A causal `loop`: `extend` for each token."""
         q, k, v, query, key, _ = x
-        if type(q.shape[2]) is int and q.shape[2] == 1:  # in a graph any other number is symbolic
+        if type(q.shape[2]) is int and q.shape[2] == 1:  # in a graph all other numbers are symbolic
             return self.extend(state, q, k, v, query)
         kind, names = type(state), list(state.tensors())
         optional = {"inputs": key.inputs, "keep": key.keep}
@@ -239,7 +242,10 @@ class Mechanism(nn.Module):
 
     # ----------------------------------------------------------------------------------------------------- description
     def kernel(self) -> Kernel | None:
-        """What a fused decoding step needs to know (see `kernels`); None: it calls `extend`, or `read_shared`."""
+        """The description from which a fused decoding step is chosen (see `kernels`).
+
+        None: the step calls `extend`, or in cross-attention `read_shared`.
+        """
         return None
 
     # ---------------------------------------------------------------------------------------------------------- carry
@@ -248,7 +254,7 @@ class Mechanism(nn.Module):
         raise NotImplementedError
 
     def carry(self, state: State) -> Carry:
-        """What the next layer gets once this one has read its keys, for a mechanism that has a carry."""
+        """The carry for the next layer, given the state after all keys, for a mechanism that has a carry."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------------------------------------ whole sequences
@@ -265,12 +271,13 @@ class Mechanism(nn.Module):
     ) -> Tensor:
         """Attention output (B, H, T, E) of q (B, H, T, D), k (B, H, S, D), v (B, H, S, E).
 
-        `query` and `key` describe the tokens (positions, true lengths, padding); None means no padding, and under a
-        causal mask queries are the keys' tokens. Outputs of padded queries are undefined but finite. Padded keys and
-        values may hold anything, even NaN; a NaN in a later key or value may reach queries before it.
+        `query` and `key` describe the tokens (positions, true lengths, padding). `key` None means no padding; `query`
+        None means the same tokens as the keys in self-attention under a causal or chunk mask, otherwise no padding.
+        Outputs of padded queries are undefined but finite. Padded keys and values may hold anything, even NaN; a NaN in
+        a later key or value may reach queries before it.
 
-        `execution` is "reference", "scan" or "loop" (see the module), or "auto": all pairs where these are less work
-        than a scan. Raises LeapformerError for an unknown one, and if the mechanism does not support such a mask.
+        `execution` is "reference", "scan" or "loop" (see the module), or "auto": all pairs if less work than a scan.
+        Raises LeapformerError if the execution is unknown, or if the mechanism does not support its block or the mask.
         """
         if execution not in EXECUTIONS:
             raise LeapformerError(f"execution {execution!r} is unknown; choose from: {', '.join(EXECUTIONS)}")
@@ -282,7 +289,7 @@ class Mechanism(nn.Module):
         query, key = self._described(q, k, query, key, mask)
         mask = with_state(mask) if self.capabilities.constant_state else mask
         x = Inputs(q, _cleared(k, key), _cleared(v, key), query.cleared(), key.cleared(), mask)
-        transformed = dispatch.is_transformed()  # by torch.func, which custom backward passes do not know
+        transformed = dispatch.is_transformed()  # by torch.func, which does not support custom backward passes
         if execution in ("scan", "loop") and transformed:
             raise LeapformerError("torch.func and vmap work with execution='reference' only; choose that, or 'auto'")
         if execution == "loop":
@@ -294,16 +301,16 @@ class Mechanism(nn.Module):
     def weights(
         self, q: Tensor, k: Tensor, *, query: TokenInfo | None = None, key: TokenInfo | None = None, mask: Mask = None
     ) -> Tensor:
-        """What every key contributes to every query, (B, H, T, S): for alignments, pictures, and as the reference."""
+        """What each key contributes to each query, (B, H, T, S): for alignments and pictures, and as the reference."""
         query, key = self._described(q, k, query, key, mask)
         with without_autocast(q.device):
-            found = self._weights(accumulated(q), accumulated(k), query, key, mask, 0.0)
-        return found.to(q.dtype)
+            weights = self._weights(accumulated(q), accumulated(k), query, key, mask, 0.0)
+        return weights.to(q.dtype)
 
     def _described(
         self, q: Tensor, k: Tensor, query: TokenInfo | None, key: TokenInfo | None, mask: Mask
     ) -> tuple[TokenInfo, TokenInfo]:
-        """Both sides' tokens; in self-attention under a mask the queries are the keys."""
+        """Fill in missing descriptions of the tokens, as `forward` says."""
         key = key or TokenInfo.whole(k.shape[2], device=k.device)
         if query is None:
             same = self.same_tokens(q, k) and (mask == CAUSAL or isinstance(mask, ChunkMask))
@@ -311,12 +318,12 @@ class Mechanism(nn.Module):
         return query, key
 
     def same_tokens(self, q: Tensor, k: Tensor) -> bool:
-        """Whether both sides are the same tokens: never in cross-attention, otherwise if there are as many of both."""
+        """Whether queries and keys are the same tokens: if not in cross-attention, and there are as many of both."""
         return self.block != DECODER_CROSS and q.shape[2] == k.shape[2]
 
     # ------------------------------------------------------------------------------------- what a subclass may override
     def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
-        """`weights` in float32 or float64. This default goes token by token, with the identity as values."""
+        """`weights` in float32 or float64. This default scans token by token, with the identity matrix as values."""
         v = torch.eye(k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:3], -1)
         state = self.init_state(len(q), v.shape[3], k, key, mask)
         return Mechanism.scan(self, state, q, k, v, query, key, mask)[0]
@@ -336,18 +343,20 @@ class Mechanism(nn.Module):
             return (weights @ accumulated(v)).to(v.dtype)
 
     def _in_segments(self, x: Inputs) -> Tensor:
-        """A scan from the empty state. Long inputs are cut into segments that the backward pass runs again."""
+        """A scan from the empty state. The backward pass runs the segments of long inputs again."""
         return self._scanned(x, self._segment)
 
     def _looped(self, x: Inputs) -> Tensor:
-        """A `loop` from the empty state; if all queries see all keys, one write handles all tokens."""
+        """A `loop` from the empty state. If all queries see all keys, all tokens are written at once instead."""
         at_once = x.mask is None or not self.capabilities.incremental
         return self._in_segments(x) if at_once else self.loop(self._first(x), *x)[0]
 
     def _first(self, x: Inputs) -> State:
+        """The empty state."""
         return self.init_state(x.q.shape[0], x.v.shape[3], x.k, x.key, x.mask)
 
     def _scanned(self, x: Inputs, run_segment: RunSegment) -> Tensor:
+        """The outputs of all segments, (B, H, T, ..), beginning with the empty state; see `ops.segments`."""
         q, k, v, query, key, mask = x
         first = self._first(x)
         keys = [k, v] if key.inputs is None else [k, v, key.inputs.unsqueeze(1)]
@@ -368,7 +377,7 @@ class Mechanism(nn.Module):
         return segments.scan(run, memory, [q], keys, parameters, plan, random=self.dropping() > 0)
 
     def _segment(self, state: State, x: Inputs, saved: Saved | None) -> tuple[Tensor | None, State]:
-        """`scan` of a segment, which may have no queries or no keys; without queries there is no output."""
+        """`scan` of a segment, which may have no queries or no keys. Without queries the output is None."""
         if not x.q.shape[2]:
             return None, self.write(state, x.k, x.v, x.key)
         if not x.k.shape[2]:
@@ -380,25 +389,32 @@ class Mechanism(nn.Module):
         return self.parameters()
 
     def _limits(self, x: Inputs) -> tuple[float, int]:
-        """The token limit, over heads and batch, below which intermediates are saved; the tokens of a segment."""
+        """`kept_tokens` and `size` of `dispatch.segments_of`.
+
+        The token limit, over heads and batch, up to which intermediates are saved, and the tokens of each sequence in a
+        segment.
+        """
         bounds, whole = dispatch.bounds(x.q.device), x.mask is None and not self.capabilities.append
         kept = math.inf if whole else bounds.kept_numbers / x.q.shape[3]
         return kept, dispatch.segment_size(x.q, bounds.segment_tokens)
 
 
 def _cleared(x: Tensor, tokens: TokenInfo) -> Tensor:
-    """Zeros at padding, which may hold anything: 0 times NaN would reach real tokens."""
+    """Set padding to zeros: it may hold anything, and 0 times NaN would reach real tokens."""
     return x if tokens.keep is None else x.where(tokens.keep[:, None, :, None], 0)
 
 
 def _nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Zeros (B, H, T, E), as part of the graph: the output of no queries, or of queries that see no key."""
+    """The output (B, H, T, E) if there are no queries or no keys: zeros, with gradients of zero for q, k and v."""
     zero = sum(x[..., :0].sum() for x in (q, k, v))
     return torch.as_tensor(zero, dtype=v.dtype).expand(*q.shape[:3], v.shape[3]).clone()
 
 
 def _visits(mask: Mask, queries: int, keys: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """In order: queries [t0, t1) that see the same, keys [s0, s1) to write first, keys [a0, a1) for these alone."""
+    """In order: queries [t0, t1) that see the same keys, keys [s0, s1) to write before they are read, and look-ahead.
+
+    Look-ahead are keys [a0, a1) that only these queries see: they are written to a copy of the state.
+    """
     if mask is None:
         yield (0, queries), (0, keys), (0, 0)
     elif isinstance(mask, PrefixMask):

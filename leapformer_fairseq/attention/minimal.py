@@ -9,11 +9,12 @@ arXiv:2006.16236):
 
 LeaPformer (Agostinelli et al., 2024, arXiv:2405.13046, eq. 8-10) compares a query and a key by
 relu(q) . relu(k) cos(pi/2 (p_q - p_k)), where a small network finds the proportion p in (0, 1) of each: a learned
-"where in the sequence". Since cos(a - b) = cos a cos b + sin a sin b, that is a dot product of features, too.
+"where in the sequence". Since cos(a - b) = cos a cos b + sin a sin b, this is a dot product of features as well.
 
-`reference` compares all pairs, quadratic in the length. `scan` is linear: training and prompts. `step` takes one token
-and a state of constant size: generation. They agree up to rounding (`tests/attention/test_minimal.py`), also with the
-mechanism "leap" of this package, which adds padding, wait-k and chunk masks, memory-saving gradients and kernels.
+`reference` compares all pairs, which is quadratic in the length. `scan` is linear: for training and prompts. `step`
+takes one token and a state of constant size: for generation. They agree up to rounding, with each other and with the
+mechanism "leap" of this package (`tests/attention/test_minimal.py`), which adds padding, wait-k and chunk masks,
+memory-saving gradients and kernels.
 
 Shapes: B batch, H heads, T tokens, D head dimension, E value dimension. A state is (B, H, 2 D, E + 1): S_t, and z_t in
 the last column.
@@ -26,11 +27,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-FLOOR = 1e-4  # the smallest divisor: a query that matches no key gives 0
+FLOOR = 1e-4  # lower bound of the normalizer, so that a query that matches no key gives 0
 
 
 class Proportion(nn.Module):
-    """The proportion of each token, (B, H, T, D) to (B, H, T, 1); all heads share the network."""
+    """A network that maps tokens (B, H, T, D) to their proportions (B, H, T, 1); all heads share it."""
 
     def __init__(self, head_dim: int, factor: int = 4) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ def features(x: Tensor, proportion: Proportion) -> Tensor:
 
 
 def with_ones(v: Tensor) -> Tensor:
-    """Values with one more column of ones, whose sum is the normalizer, (B, H, T, E + 1)."""
+    """Values with an additional column of ones, (B, H, T, E + 1), whose sum is the normalizer."""
     return torch.cat([v, torch.ones_like(v[..., :1])], -1)
 
 
@@ -59,15 +60,15 @@ def normalized(sums: Tensor) -> Tensor:
 
 
 def reference(fq: Tensor, fk: Tensor, v: Tensor) -> Tensor:
-    """Causal attention (B, H, T, E) by all pairs, given features of queries and of keys."""
+    """Causal attention (B, H, T, E) by comparing all pairs, given features fq of queries and fk of keys."""
     scores = (fq @ fk.mT).tril()
     return normalized(scores @ with_ones(v))
 
 
 def scan(fq: Tensor, fk: Tensor, v: Tensor, state: Tensor | None = None, chunk: int = 64) -> tuple[Tensor, Tensor]:
-    """The same in linear time, chunk by chunk: all pairs inside a chunk, the state for all that came before it.
+    """The same in linear time, chunk by chunk: all pairs inside a chunk, the state for all earlier tokens.
 
-    Returns the output and the state after the last token, from which a later `scan` or `step` goes on.
+    Returns the output and the state after the last token, from which another `scan` or `step` continues.
     """
     if state is None:
         state = fk.new_zeros(*fk.shape[:2], fk.shape[-1], v.shape[-1] + 1)
@@ -79,6 +80,6 @@ def scan(fq: Tensor, fk: Tensor, v: Tensor, state: Tensor | None = None, chunk: 
 
 
 def step(fq: Tensor, fk: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """One token, T = 1: it is written into the state, then it reads all tokens so far, itself included."""
+    """One token, T = 1: write it to the state, then read the state, which includes the token itself."""
     state = state + fk.mT @ with_ones(v)
     return normalized(fq @ state), state

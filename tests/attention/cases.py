@@ -103,7 +103,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
             "segment_slot_tokens": 64,
             "least_segment": 1,
             "states_in_turn": 1,  # and what a GPU does otherwise
-            "looks": False,
+            "may_synchronise": False,
         },
     ),
 }

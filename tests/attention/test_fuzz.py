@@ -264,7 +264,7 @@ def drawn(draw, kinds=("all", "causal", "wait-k", "chunks"), variants=tuple(KIND
             "least_segment": draw(st.sampled_from([1, 3, 20])),
             "states_in_turn": draw(st.sampled_from([1, 3, 10**9])),
             "window": draw(small),
-            "looks": draw(st.booleans()),
+            "may_synchronise": draw(st.booleans()),
         },
         seed=draw(st.integers(0, 2**20)),
     )
@@ -656,8 +656,8 @@ def one_normalizer(sums, floor, dtype=None, scale=None, saved=None):
     return sums[..., :-1] / sums[..., -1:].clamp_min(1e-3)
 
 
-def without_the_last(self, own, last, real=linear._Chunks._sent_back):
-    return real(self, own, torch.zeros_like(last))
+def without_the_last(self, from_queries, last, real=linear._Chunks._state_gradients):
+    return real(self, from_queries, torch.zeros_like(last))
 
 
 def last_only(first, second):
@@ -673,7 +673,7 @@ BUGS = {
     "a query sees the next key": (linear._Chunks, "_hide_future", off_by_one),
     "padding is written": (linear_base.LinearMechanism, "_keys", no_padding),
     "another floor": (linear, "normalize", one_normalizer),
-    "keys hear nothing of later segments": (linear._Chunks, "_sent_back", without_the_last),
+    "keys hear nothing of later segments": (linear._Chunks, "_state_gradients", without_the_last),
     "gradients of parameters are those of one segment": (segments, "_total", last_only),
     "a segment of one key is lost": (dispatch, "cut", forgetful_cut),
 }

@@ -1,1 +1,1 @@
-"""How sums over keys are computed, and by what; knows no mechanism."""
+"""How sums over keys are computed; nothing here knows a mechanism."""

@@ -1,7 +1,7 @@
-"""Which implementation runs: bounds between them by device, the precision of sums, and why.
+"""Which implementation runs: thresholds ("bounds") for each kind of device.
 
-Bounds are data. `override` and the variable LEAPFORMER_DISPATCH ("pairs=0,chunk=32") replace them, for experiments and
-tests; `leapformer doctor` prints those in force.
+Bounds are data. `override` and the variable LEAPFORMER_DISPATCH ("pairs=0,chunk=32") replace them in experiments and
+tests; `leapformer doctor` prints those in force. For a new GPU: `bash scripts/gpu.sh` times most of them.
 """
 
 from __future__ import annotations
@@ -26,23 +26,43 @@ VARIABLE = "LEAPFORMER_DISPATCH"
 
 @dataclass(frozen=True)
 class Bounds:
-    """Where one implementation takes over from another on a kind of device.
+    """Thresholds between implementations on one kind of device. They change speed and memory, not results.
 
-    pairs:            up to so many pairs of a query and a key per feature, all pairs beat chunks.
-    pairs_per_token:  bidirectional, up to so many pairs per token and feature, all pairs beat one state.
-    kept_numbers:     up to so many numbers in queries and keys together, all is kept for the backward pass; beyond that
-                      segments are computed again, which takes about a tenth longer and far less memory.
-    kept_slot_tokens: the same in tokens, over heads and batch, for memories of slots, which keep more per token.
-    segment_tokens:   tokens of a segment, queries and keys, over heads and batch, but of each sequence at least
-                      `least_segment`, or the states before segments would be more than the tokens themselves;
-                      `segment_slot_tokens` for memories of slots.
-    kept_segment:     tokens of a segment of which all is kept, over heads and batch: its tensors fit the caches.
-    chunk:            queries of a chunk, causal; `chunk_keys` is the number of keys under wait-k.
-    chunk_tokens:     tokens of a chunk of streaming encoders' chunks; longer ones have a state each.
-    states_in_turn:   up to so many states are computed one after another, more in groups, which takes fewer calls.
-    window:           queries of a sliding window's block, at least.
-    looks:            numbers on the device may decide what is computed, which waits for them.
-    source:           where the numbers are from.
+    Every head has T queries, S keys and F features. Limits in tokens count queries and keys over heads and batch,
+    B H (T + S), unless stated otherwise.
+
+    Comparing all pairs, or summing in a state:
+    pairs:            with a mask, all pairs are compared if T S < pairs * F; otherwise queries are cut into chunks,
+                      which read earlier keys from a state.
+    pairs_per_token:  without a mask, all pairs are compared if T S < pairs_per_token * (T + S) * F; otherwise all keys
+                      are summed in one state.
+
+    What is saved for the backward pass:
+    kept_numbers:     most numbers in queries and keys, B H (T + S) D, for which all intermediates are saved. Longer
+                      inputs are cut into segments that the backward pass runs again, which takes about a tenth longer
+                      and far less memory.
+    kept_slot_tokens: the same limit, in tokens, for memories of slots, which save more per token.
+
+    Segments:
+    segment_tokens:   tokens of a segment that the backward pass runs again.
+    segment_slot_tokens: the same for memories of slots.
+    kept_segment:     tokens of a segment whose intermediates are saved: its tensors should fit the caches.
+    least_segment:    fewest tokens of a segment, of one head (T + S). In shorter segments the states before them would
+                      take more memory than their tokens.
+
+    Chunks inside a segment:
+    chunk:            queries of a chunk under a causal mask (recurrent mechanisms: their `block_queries` instead).
+    chunk_keys:       keys of a chunk under a wait-k mask that shows several more keys to each query.
+    chunk_tokens:     streaming encoders: chunks are compared pair by pair, several at once up to this many queries; a
+                      longer chunk is summed in a state.
+    states_in_turn:   states between up to this many chunks are computed one after another, those between more chunks in
+                      groups: more arithmetic in fewer calls, which suits a GPU. Cumulative sums of more than
+                      chunk * states_in_turn tokens are computed in parts, too.
+    window:           queries of a block of sliding-window attention, at least the length of the window.
+    may_synchronise:  whether the host may wait for numbers on the device to decide what to compute. If it may, blocks
+                      with mild decays take fewer products.
+
+    source:           where these numbers come from.
     """
 
     pairs: float = 200.0
@@ -58,7 +78,7 @@ class Bounds:
     chunk_tokens: int = 64
     states_in_turn: int = 10**9
     window: int = 64
-    looks: bool = True
+    may_synchronise: bool = True
     source: str = "measured on CPUs, head dimensions 32 to 128"
 
 
@@ -81,16 +101,16 @@ _overrides: ContextVar[dict[str, Any]] = ContextVar("bounds", default={})  # noq
 
 
 def bounds(device: torch.device) -> Bounds:
-    """The bounds in force on a device. What is neither CPU nor GPU, as `meta`, takes those of a GPU."""
-    found = BOUNDS.get(device.type, BOUNDS["cuda"])
+    """The bounds in force on a device. Other devices than CPUs and GPUs, such as `meta`, have those of a GPU."""
+    defaults = BOUNDS.get(device.type, BOUNDS["cuda"])
     given = os.environ.get(VARIABLE)
     changes = {**(_from_environment(given) if given else {}), **_overrides.get()}
-    return replace(found, **changes) if changes else found
+    return replace(defaults, **changes) if changes else defaults
 
 
 @contextmanager
 def override(**changes: Any) -> Iterator[None]:
-    """Other bounds in this thread while this holds, on every device."""
+    """Replace bounds in this thread, on every device, inside the `with` block."""
     token = _overrides.set({**_overrides.get(), **changes})
     try:
         yield
@@ -101,33 +121,34 @@ def override(**changes: Any) -> Iterator[None]:
 @functools.cache
 def _from_environment(text: str) -> dict[str, Any]:
     kinds = {field.name: type(getattr(BOUNDS["cpu"], field.name)) for field in fields(Bounds)}
-    found: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
         try:
-            found[name] = value == "True" if kinds[name] is bool else kinds[name](value)
+            changes[name] = value == "True" if kinds[name] is bool else kinds[name](value)
         except (KeyError, ValueError) as error:
             raise LeapformerError(f"{VARIABLE} {part!r}: give name=number with a name of {', '.join(kinds)}") from error
-    return found
+    return changes
 
 
 def few_pairs(q: Tensor, k: Tensor, mask: Mask, features: int) -> bool:
-    """Whether all pairs of queries and keys are less work than sums of so many features in states."""
+    """Whether to compare all pairs of q (.., T, D) and k (.., S, D), rather than sum `features` features in states."""
     limits, queries, keys = bounds(q.device), q.shape[2], k.shape[2]
     pairs = limits.pairs_per_token * (queries + keys) if mask is None else limits.pairs
     return queries * keys < pairs * features
 
 
 def chunk_of(device: torch.device, ratio: int) -> int:
-    """Queries per chunk where every query gains `ratio` keys."""
+    """Queries of a chunk if every query sees `ratio` more keys than the query before it."""
     limits = bounds(device)
     return limits.chunk if ratio == 1 else max(min(8, limits.chunk), limits.chunk_keys // ratio)
 
 
 def segments_of(q: Tensor, k: Tensor, mask: Mask, kept_tokens: float, size: int) -> Plan:
-    """How to cut q (B, H, T, D) and k (B, H, S, D).
+    """How to cut q (B, H, T, D) and k (B, H, S, D) into segments.
 
-    Up to `kept_tokens` all is kept for the backward pass, else parts of about `size` tokens are computed again.
+    Up to `kept_tokens` tokens over heads and batch, all intermediates are saved for the backward pass. Longer inputs
+    are cut into segments of about `size` tokens of each sequence, which the backward pass runs again.
     """
     queries, keys, limits = q.shape[2], k.shape[2], bounds(q.device)
     tokens = q.shape[0] * q.shape[1] * (queries + keys)
@@ -140,10 +161,10 @@ def segments_of(q: Tensor, k: Tensor, mask: Mask, kept_tokens: float, size: int)
 
 
 def segment_size(q: Tensor, segment_tokens: int) -> int:
-    """Tokens of each sequence of q (B, H, T, D) in segments of `segment_tokens` over heads and batch."""
+    """Tokens of each sequence of q (B, H, T, D) in a segment of `segment_tokens` tokens over heads and batch."""
     return max(bounds(q.device).least_segment, segment_tokens // max(1, q.shape[0] * q.shape[1]))
 
 
 def is_transformed() -> bool:
-    """Whether torch.func or vmap is at work, which know nothing of custom backward passes."""
+    """Whether torch.func or vmap is active; they do not support our custom backward passes."""
     return bool(torch._C._are_functorch_transforms_active())

@@ -1,8 +1,9 @@
-"""The threshold of alpha-entmax by Newton's method, without sorting.
+"""Alpha-entmax, whose threshold is found by Newton's method, without sorting.
 
-With p = 1 / (alpha - 1) and z the scores times alpha - 1, less their highest, tau makes the p-norm of [z - tau]_+ one.
-For alpha up to 2 that norm is convex and falls with tau, and at tau = -1 it is at least one: Newton's method from there
-rises to the solution and never passes it. (Peters et al., 2019, arXiv:1905.05702, sort instead, for 1.5 and 2.)
+The weights are [z - tau]_+ ** p, with p = 1 / (alpha - 1) and z the scores times alpha - 1, whose maximum is 0. The
+threshold tau makes the p-norm of [z - tau]_+ one. For alpha up to 2 this norm is convex and decreasing in tau, and at
+least one at tau = -1, so Newton's method started there rises to the solution and never overshoots. (Peters et al.,
+2019, arXiv:1905.05702, sort instead, for alpha 1.5 and 2.)
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ELEMENTS = 2**17  # of the rows that are worked on together: they stay in a processor's cache
-STEPS = 16  # at most; 4 to 9 are usual, 13 the most seen in float64
+ELEMENTS = 2**17  # most elements of the rows that are computed together, so that they stay in the CPU's cache
+STEPS = 16  # at most; usually 4 to 9, at most 13 observed in float64
 
 
 def entmax_weights(scores: Tensor, alpha: Tensor | float) -> Tensor:
-    """Weights (.., S) over the last dimension of scores that are at most 0, where alpha, up to 2, is a number or
-    broadcasts."""
+    """Entmax over the last dimension of scores (.., S), which the caller has shifted so that the highest of a row is 0.
+
+    alpha, above 1 and at most 2, is a number or a tensor that broadcasts. Rows without a visible key, all of whose
+    scores are far below 0, give zeros.
+    """
     if isinstance(alpha, float) and scores.is_cpu:
         rows = scores.flatten(0, -2)
         out = torch.empty_like(rows)
@@ -28,14 +32,14 @@ def entmax_weights(scores: Tensor, alpha: Tensor | float) -> Tensor:
 
 
 def _weights(z: Tensor, power: Tensor | float) -> Tensor:
-    """[z - tau]_+ ** power, for z whose highest in each row is 0; 0 for rows that are below -1 throughout."""
+    """[z - tau]_+ ** power for z (.., S) with maximum 0 in each row; rows in which all z are below -1 give zeros."""
     tau = torch.full_like(z[..., :1], -1)
     above = torch.empty_like(z)
     for _ in range(STEPS):
         torch.sub(z, tau, out=above).clamp_min_(0)
         step = _newton_step(above, power)
         tau += step
-        if z.is_cpu and not bool((step > torch.finfo(z.dtype).eps).any()):  # on a GPU, looking would wait for it
+        if z.is_cpu and not bool((step > torch.finfo(z.dtype).eps).any()):  # on a GPU the host would have to wait
             break
     torch.sub(z, tau, out=above).clamp_min_(0)
     weights = above.square_() if isinstance(power, float) and power == 2 else _powered(above, power)
@@ -43,9 +47,9 @@ def _weights(z: Tensor, power: Tensor | float) -> Tensor:
 
 
 def _newton_step(x: Tensor, power: Tensor | float) -> Tensor:
-    """By how much to raise tau so that the p-norm of x = [z - tau]_+ in each row becomes one, at most.
+    """How much Newton's method raises tau, given x = [z - tau]_+, whose p-norm in each row is to become one.
 
-    The norm and its slope are at least one before the solution; below, where rounding leads, nothing is raised.
+    While tau is below the solution, norm and slope are at least one. If rounding raised it above, the step is 0.
     """
     if isinstance(power, float) and power == 2:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min_(1)
@@ -59,5 +63,5 @@ def _newton_step(x: Tensor, power: Tensor | float) -> Tensor:
 
 
 def _powered(x: Tensor, power: Tensor | float) -> Tensor:
-    """x ** power, 0 where x is 0 whatever the power."""
+    """x ** power, but 0 where x is 0, for every power."""
     return x.where(x > 0, 1) ** power * (x > 0)

@@ -1,4 +1,4 @@
-"""A function applied to one token after the other, carrying states: a loop in a graph, and in Python otherwise."""
+"""A function applied to one token after another, with states passed on: a loop node in a graph, or a Python loop."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-# Of the states and the parts of a token: the states after it, and its output.
+# Maps the states and the tensors of one token to the states after it and its output.
 Token = Callable[[list[Tensor], list[Tensor]], tuple[list[Tensor], Tensor]]
 
 
 def over_tokens(run: Token, states: Sequence[Tensor], tokens: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """The states after all tokens, and all outputs, (T, ..); `tokens` have T tokens in their first dimension."""
+    """The states after all tokens, and the outputs, (T, ..). `tokens` are tensors with T tokens in dimension 0."""
     if torch.compiler.is_exporting():
-        from torch._higher_order_ops.scan import scan  # what torch.export turns into a Scan of ONNX
+        from torch._higher_order_ops.scan import scan  # torch.export turns it into a Scan node of ONNX
 
         def cloned(states: list[Tensor], parts: list[Tensor]) -> tuple[list[Tensor], Tensor]:
             after, out = run(states, parts)
-            return [x.clone() for x in after], out  # outputs of the loop may not be views of its inputs
+            return [x.clone() for x in after], out  # the loop must not return views of its inputs
 
         after, out = scan(cloned, [x.contiguous() for x in states], list(tokens), dim=0)
         return after, out

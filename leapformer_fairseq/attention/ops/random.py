@@ -1,6 +1,6 @@
-"""What is drawn at random by position, without a generator.
+"""Random choices that depend only on a seed and positions, not on a generator.
 
-So it does not depend on how long a text becomes, on the batch, or on the device.
+They are therefore the same for every length of the text, in every batch and on every device.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 def hashed(seed: int, *numbers: Tensor) -> Tensor:
-    """A pseudo-random number for each combination of whole numbers, the same wherever they meet again.
+    """A pseudo-random number in [0, 2^32) for each combination of `numbers`, integer tensors that broadcast.
 
-    So whether an edge is drawn does not depend on how long a text becomes.
+    Whether an edge is drawn then does not depend on the length of the text.
     """
     x = torch.full((), seed, dtype=torch.long, device=numbers[0].device)
     for number in numbers:

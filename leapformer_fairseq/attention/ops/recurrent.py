@@ -2,30 +2,32 @@
 
     S_s = e^{g_s} S_(s-1) + k_s u_s^T,    o_t = q_t S_n(t)
 
-g_s <= 0 is a log-decay, a number or one for each feature; n(t) is how many keys query t sees. Sums write their values,
-u_s = v_s. The delta rule writes what is missing, u_s = b_s (v_s - k_s e^{g_s} S_(s-1)), with a strength b_s (Schlag et
-al., 2021, arXiv:2102.11174; with decays Yang et al., 2024, arXiv:2412.06464).
+g_s <= 0 is a log-decay, a number or one for each feature; n(t) is the number of keys that query t sees. Sums write the
+values, u_s = v_s. The delta rule writes the difference between the value and what its key reads, with a strength b_s:
+u_s = b_s (v_s - k_s e^{g_s} S_(s-1)) (Schlag et al., 2021, arXiv:2102.11174; with decays Yang et al., 2024,
+arXiv:2412.06464).
 
-All is done block by block: inside a block by all pairs, between blocks by the state. With c the log-decays cumulated
-from a block's start and P the pairs (q_i . k_j) e^{c_n(i) - c_j} that are seen,
+Tokens are processed in blocks: inside a block all pairs are compared, and a state S leads from block to block. Let c be
+the log-decays cumulated from the start of a block, and P the scores (q_i . k_j) e^{c_n(i) - c_j} of the keys that each
+query sees, otherwise 0. Then
 
     sums:   O = (Q e^{c_n}) S + P V,                    S' = e^{c_last} S + (K e^{c_last - c})^T V
     delta:  the same with U = (diag(1 / b) + A)^-1 (V - (K e^{c}) S) instead of V, A_ij = (k_i . k_j) e^{c_i - c_j} for
             j < i
 
 so that everything but S' = M S + N is computed for all blocks at once (Yang et al., 2023, arXiv:2312.06635, section 4).
-Exponents are at most `LITTLE`, and never positive where a block forgets more than that, so nothing overflows whatever
-the gates do.
+Exponents are at most `LITTLE`; blocks that decay by a factor below e^-LITTLE are computed with exponents that are never
+positive. So nothing overflows, whatever the gates do.
 
-For the delta rule a block's keys read with rows of K, write with rows of W, and have strengths b:
+`delta_sums` gets all of these with decays applied, and the keys twice: rows of K read the state, rows of W write to it.
 
-    u_j = b_j (v_j - K_j S - sum_{i < j} A_ji u_i),    O = Q S + P U,    S' = left S + W^T U
+    u_j = b_j (v_j - K_j S - sum_{i < j} A_ji u_i),    O = Q S + P U,    S' = d S + W^T U
 
-With T = (diag(1 / b) + A)^-1, where A counts below its diagonal, U = T V - T K S, which needs the state only at its
-end (Yang et al., 2024, arXiv:2406.06484, section 3). Decays are in Q, K, W, A and P already.
+With T = (diag(1 / b) + A)^-1, where A is taken below its diagonal, U = T V - T K S. So T V and T K are computed for all
+blocks at once, and only then the states (Yang et al., 2024, arXiv:2406.06484, section 3).
 
-Shapes: T queries, S keys, F features, X value columns, any leading dimensions (..); G of them flattened, n blocks of Q
-queries and K keys. In `Blocks`: N = G n blocks of C keys and R queries.
+Shapes: T queries, S keys, F features, X value columns, any leading dimensions (..), which are flattened to G; n blocks
+of C keys and R queries, N = G n in all.
 """
 
 from __future__ import annotations
@@ -43,11 +45,11 @@ from .linear import read_state, state_of
 from .loops import over_tokens
 from .segments import first_order
 
-LITTLE = 40.0  # the square of e^40 times any feature is far from the largest float32
+LITTLE = 40.0  # largest exponent: (e^40)^2 times any feature is far below the largest float32
 
 
 class Written(NamedTuple):
-    """What keys write: features k (.., S, F), values v (.., S, X), and with what decay and strength.
+    """What keys write: features k (.., S, F) and values v (.., S, X), with what decay and strength.
 
     decay:    log-decays <= 0, (.., S, 1) or (.., S, F); None: nothing decays.
     strength: of the delta rule, (.., S, 1), in (0, 2) with keys of length one; None: values are added.
@@ -59,7 +61,7 @@ class Written(NamedTuple):
     strength: Tensor | None = None
 
     def kept(self, keep: Tensor) -> Written:
-        """The same where tokens that are not in `keep`, broadcastable to (.., S, 1), leave the state as it is."""
+        """The same, but tokens where `keep` (broadcast to (.., S, 1)) is False leave the state unchanged."""
         return self.each(lambda x: x * keep.to(x.dtype))
 
     def narrow(self, start: int, stop: int) -> Written:
@@ -67,32 +69,33 @@ class Written(NamedTuple):
         return self.each(lambda x: x[..., start:stop, :])
 
     def each(self, function: Callable[[Tensor], Tensor]) -> Written:
-        """The same with a function of every tensor."""
+        """Apply a function to every tensor."""
         decay, strength = (None if x is None else function(x) for x in self[2:])
         return Written(function(self.k), function(self.v), decay, strength)
 
     def before_decay(self) -> Written:
-        """As if every key was written before its decay: e^{g_s} (S_(s-1) + k_s v_s^T)."""
+        """For sums: write each key before its decay applies, S_s = e^{g_s} (S_(s-1) + k_s v_s^T)."""
         return self if self.decay is None else self._replace(k=self.k * self.decay.exp())
 
 
 def written(state: Tensor, key: Written) -> Tensor:
-    """The state (.., F, X) after one more key; in place where no gradient is wanted."""
+    """The state (.., F, X) after one more key, S = 1; changed in place if gradients are disabled."""
     k, v, decay, strength = key
-    fresh = torch.is_grad_enabled()
+    copies = torch.is_grad_enabled()
     if decay is not None:
-        state = state * decay.exp().mT if fresh else state.mul_(decay.exp().mT)
+        state = state * decay.exp().mT if copies else state.mul_(decay.exp().mT)
     if strength is not None:
         v = strength * (v - k @ state)
-    return torch.addcmul(state, k.mT, v) if fresh else state.addcmul_(k.mT, v)
+    return torch.addcmul(state, k.mT, v) if copies else state.addcmul_(k.mT, v)
 
 
 def loop(
     state: Tensor, keys: Written, queries: Tensor | None = None, reads_first: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The state after all keys, token by token as a graph can hold it (see `loops`), and what queries (.., S, F) read.
+    """The state after all keys, and what queries (.., S, F) read, (.., S, X), token by token (see `loops`).
 
-    A query reads after its key was written, or before, with `reads_first`.
+    A query reads after the key of its token was written or, with `reads_first`, before. Without queries the second
+    result is meaningless.
     """
     parts = {**keys._asdict(), "query": queries}
     named: dict[str, Tensor] = {name: part.movedim(-2, 0) for name, part in parts.items() if part is not None}
@@ -101,7 +104,7 @@ def loop(
         parts = {name: part.unsqueeze(-2) for name, part in zip(named, token, strict=True)}
         query = parts.pop("query", None)
         (before,) = states
-        # Written to a copy: `written` changes a state in place without gradients.
+        # If gradients are disabled, `written` changes the state in place.
         after = written(before.clone() if reads_first else before, Written(**parts))
         out = after.new_zeros(1) if query is None else (query @ (before if reads_first else after)).squeeze(-2)
         return [after], out
@@ -111,16 +114,16 @@ def loop(
 
 
 def sums(q: Tensor, keys: Written, first: Tensor, mask: Mask, block: int) -> tuple[Tensor, Tensor]:
-    """What queries (.., T, F) read that follow the state `first` (.., F, X), and the state after all keys.
+    """What queries (.., T, F) read, (.., T, X), beginning with the state `first` (.., F, X); the state after all keys.
 
-    Keys that no query sees must not be given. `block` is the number of queries, or of keys that all see, of a block.
+    Every key must be seen by some query. A block has `block` queries, or `block` of the keys that all queries see.
     """
-    found, scale, after = scaled_sums(q, keys, first, mask, block)
-    return found if scale is None else found * scale, after
+    out, scale, after = scaled_sums(q, keys, first, mask, block)
+    return out if scale is None else out * scale, after
 
 
 def one_block(q: Tensor, keys: Written, mask: Mask) -> Tensor:
-    """`sums` of few keys, from an empty state and without the one after them: all pairs are compared."""
+    """What queries read, (.., T, X), from an empty state on, by comparing all pairs; for few keys."""
     total = _cumulated(keys.decay)
     scores = _scores(q, keys.k, total, visible(mask, q.shape[-2], keys.k.shape[-2], q.device))
     if keys.strength is None:
@@ -131,20 +134,20 @@ def one_block(q: Tensor, keys: Written, mask: Mask) -> Tensor:
 def scaled_sums(
     q: Tensor, keys: Written, first: Tensor, mask: Mask, block: int
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """`sums` before the positive factor of each query that is the second result, (.., T, 1), or 1 where it is None.
+    """`sums` without a positive factor of each query, which is the second result: (.., T, 1), or None for 1.
 
-    A normalizer divides the factor away, which saves passes over the sums.
+    The factor cancels in the division by the normalizer; not to apply it saves passes over the sums.
     """
     if isinstance(mask, ChunkMask):
-        found, after = _in_chunks(q, keys, first, mask, block)
-        return found, None, after
+        out, after = _in_chunks(q, keys, first, mask, block)
+        return out, None, after
     queries, count = q.shape[-2], keys.k.shape[-2]
     shared = count if mask is None else min(mask.shared, count)
     growing = 0 if mask is None else mask.growing(queries, count)
     state, outputs, scales = first, [], []
     if shared:
-        nobody = q.new_zeros(0, dtype=torch.long)
-        state = _blocks(q[..., :0, :], keys.narrow(0, shared), state, nobody, min(block, shared))[1]
+        no_queries = q.new_zeros(0, dtype=torch.long)
+        state = _blocks(q[..., :0, :], keys.narrow(0, shared), state, no_queries, min(block, shared))[1]
     if growing:
         assert mask is not None
         later = keys.narrow(shared, count)
@@ -161,39 +164,40 @@ def scaled_sums(
 
 
 def _gained(q: Tensor, keys: Written, first: Tensor, ratio: int, block: int) -> tuple[Tensor, Tensor | None, Tensor]:
-    """`scaled_sums` of queries that each see `ratio` more keys.
+    """`scaled_sums` of queries that each see `ratio` keys more than the query before.
 
-    Sums in blocks that forget little are sums without decay, of queries times e^c and keys times e^-c, of which a block
-    leaves e^c at its last key. One decay for all features may as well scale the values, which have fewer columns where
-    features are expanded, and what is read; so it may with the delta rule.
+    If no block decays by a factor below e^-LITTLE, these are sums without decay, of queries times e^c and keys times
+    e^-c; at the end of a block the state is multiplied by e^{c_last}. If all features share one decay, the factors are
+    applied to the sums and to the values instead, which have fewer columns if features are expanded; this is also
+    possible with the delta rule.
     """
     k, v, decay, strength = keys
-    age, left = None, None
+    scale, decay_after = None, None
     if decay is not None and (strength is None or decay.shape[-1] == 1):
         missing = -decay.shape[-2] % (block * ratio)
         total = F.pad(decay, (0, 0, 0, missing)).unflatten(-2, (-1, block * ratio)).cumsum(-2)
         last = total[..., -1:, :]
-        if _looks(last) and bool(last.amin() > -LITTLE):
+        if _may_synchronise(last) and bool(last.amin() > -LITTLE):
             at_keys = total.flatten(-3, -2)[..., : k.shape[-2], :]
             at_queries = total[..., ratio - 1 :: ratio, :].flatten(-3, -2)[..., : q.shape[-2], :]
-            age, grown, left, decay = at_queries.exp(), (-at_keys).exp(), last.mT.exp(), None
-            if grown.shape[-1] == 1:
-                v = v * grown
+            scale, growth, decay_after, decay = at_queries.exp(), (-at_keys).exp(), last.mT.exp(), None
+            if growth.shape[-1] == 1:
+                v = v * growth
             else:
-                q, k, age = q * age, k * grown, None
+                q, k, scale = q * scale, k * growth, None
     if strength is None and decay is None:
-        gained, after = linear.gained_sums(q, k, v, first, ratio, block, left)
-        return gained, age, after
+        gained, after = linear.gained_sums(q, k, v, first, ratio, block, decay_after)
+        return gained, scale, after
     seen = (torch.arange(block, device=q.device) + 1) * ratio
     keys = Written(k, v, decay, strength)
-    gained, after = _blocks(q, keys, first, seen, block * ratio, left=left)
-    return gained, age, after
+    gained, after = _blocks(q, keys, first, seen, block * ratio, decay_after=decay_after)
+    return gained, scale, after
 
 
 def pairs(q: Tensor, keys: Written, seen: Tensor) -> Tensor:
-    """What each key contributes to each query, (.., T, S), where query i sees the first seen[i] keys, maybe none.
+    """What each key contributes to each query, (.., T, S); query i sees the first seen[i] keys, which may be none.
 
-    With the delta rule it is signed: a later key takes back what an earlier one wrote.
+    With the delta rule it may be negative, since later keys take back what earlier ones wrote.
     """
     total = _cumulated(keys.decay)
     scores = _scores(q, keys.k, total, seen)
@@ -203,7 +207,7 @@ def pairs(q: Tensor, keys: Written, seen: Tensor) -> Tensor:
 
 
 def _in_chunks(q: Tensor, keys: Written, first: Tensor, mask: ChunkMask, block: int) -> tuple[Tensor, Tensor]:
-    """`sums` of a streaming encoder. Copies of tokens ahead are read and leave no trace, so each chunk is a block."""
+    """`sums` under a chunk mask. With look-ahead every chunk is a block, since the copies are read but not written."""
     chunks = 1 if mask.ahead else max(1, block // mask.size)
     size = mask.tokens * chunks
     seen = (torch.arange(size, device=q.device) // mask.tokens + 1) * mask.tokens
@@ -216,62 +220,64 @@ def _blocks(
     first: Tensor,
     seen: Tensor,
     size: int,
-    own: int | None = None,
-    left: Tensor | None = None,
+    writers: int | None = None,
+    decay_after: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`sums` in blocks of `size` keys and as many queries as `seen` has: query i of a block sees seen[i] of its keys.
+    """`sums` in blocks of `size` keys and len(seen) queries: query i of a block sees the first seen[i] of its keys.
 
-    Of a block's keys only the first `own` change the state for the next one. `left`, (.., n, 1, 1), is what a block in
-    which nothing decays leaves of the state after its last key.
+    Only the first `writers` keys of a block (None: all) are written to the state for the next block. `decay_after`,
+    (.., n, 1, 1), is only for keys without decay: it multiplies the state at the end of each block.
     """
     lead, queries = first.shape[:-2], q.shape[-2]
     first = first.reshape(-1, *first.shape[-2:])
     k, v, decay, strength = keys.each(lambda x: _cut(x, size, len(first)))
     q = _cut(q, len(seen), len(first)) if len(seen) else q.new_zeros(*k.shape[:2], 0, q.shape[-1])
-    own, after_last = size if own is None else own, left is not None
+    writers = size if writers is None else writers
     total = _cumulated(decay)
-    aged_q, into = q, k[..., :own, :]
-    if left is not None:
-        left = left.reshape(*k.shape[:2], 1, 1)
+    decayed_q, writing = q, k[..., :writers, :]
+    block_decay = None if decay_after is None else decay_after.reshape(*k.shape[:2], 1, 1)
     if total is not None:
-        last = total[..., own : own + 1, :]
-        aged_q = q * total[..., seen, :].exp()
-        into = into * (last - total[..., 1 : own + 1, :]).exp()
-        left = last.mT.exp()  # (G, n, 1 or F, 1)
+        last = total[..., writers : writers + 1, :]
+        decayed_q = q * total[..., seen, :].exp()
+        writing = writing * (last - total[..., 1 : writers + 1, :]).exp()
+        block_decay = last.mT.exp()  # (G, n, 1 or F, 1)
     scores = _scores(q, k, total, seen)
     if strength is None:
-        before, after = _states(left, state_of(into, v[..., :own, :]), first)
-        out = read_state(aged_q, before) + read_state(scores, v)
+        before, after = _states(block_decay, state_of(writing, v[..., :writers, :]), first)
+        out = read_state(decayed_q, before) + read_state(scores, v)
     else:
-        begun = k if total is None else k * total[..., 1:, :].exp()
+        reading = k if total is None else k * total[..., 1:, :].exp()
         blocks = Blocks(
-            q=aged_q.flatten(0, 1),
+            q=decayed_q.flatten(0, 1),
             scores=scores.flatten(0, 1),
-            reading=begun.flatten(0, 1),
-            writing=into.flatten(0, 1),
+            reading=reading.flatten(0, 1),
+            writing=writing.flatten(0, 1),
             v=v.flatten(0, 1),
             system=_system(k, total).flatten(0, 1),
             strength=strength.flatten(0, 1),
-            left=None if left is None else left.flatten(0, 1),
+            decay=None if block_decay is None else block_decay.flatten(0, 1),
         )
-        out, after = delta_sums(blocks, first, after_last)
+        out, after = delta_sums(blocks, first, decay_last=decay_after is not None)
         out = out.unflatten(0, (len(first), -1))
     out = out.flatten(1, 2)[:, :queries]
     return out.reshape(*lead, *out.shape[1:]), after.reshape(*lead, *after.shape[1:])
 
 
 def _cumulated(decay: Tensor | None) -> Tensor | None:
-    """Log-decays (.., S, 1 or F) cumulated from before the first key on, (.., S + 1, 1 or F)."""
+    """Log-decays (.., S, 1 or F) cumulated, after a row of zeros: row s sums those of the first s keys."""
     return None if decay is None else F.pad(decay.cumsum(-2), (0, 0, 1, 0))
 
 
 def _scores(q: Tensor, k: Tensor, total: Tensor | None, seen: Tensor) -> Tensor:
-    """(q_i . k_j) e^{c_seen(i) - c_j} where j < seen(i), else 0; `total` is c with a row of zeros before it.
+    """P: (q_i . k_j) e^{c_seen(i) - c_j} for the first seen(i) keys, else 0; `total` is `_cumulated`.
 
-    Where each feature has a decay of its own, decays enter before features are summed. A query and a key in a span of
-    keys that forgets little are compared at its middle, by one product for all spans. Others are compared at a place
-    between them, where neither exponent is positive: in the middle of the shortest aligned span of 2, 4, 8, .. keys
-    that holds the key and the last key that the query sees, by a product for each length.
+    If every feature has its own decay, it must be applied before features are summed: queries are multiplied by
+    e^{c_seen(i) - c_m} and keys by e^{c_m - c_j}, for some place m. Two kinds of m keep both factors finite:
+
+    * If key j and the last key that query i sees lie in the same aligned span of `_span` keys, which decay little, m is
+      the middle of the span. One product serves all spans.
+    * Otherwise m lies between the two, so that neither exponent is positive: it is the middle of the shortest aligned
+      span of 2, 4, 8, .. keys that holds both. There is one product for each of these lengths.
     """
     count, device = k.shape[-2], k.device
     key, last = torch.arange(count, device=device), (seen - 1).unsqueeze(1)
@@ -282,14 +288,14 @@ def _scores(q: Tensor, k: Tensor, total: Tensor | None, seen: Tensor) -> Tensor:
         return linear.scores(q, k) * lag.masked_fill(key > last, -torch.inf).exp()
 
     def compared(span: int, pairs: Tensor, early: Tensor | None = None, late: Tensor | None = None) -> Tensor:
-        """Products of `pairs` at the middle of their span, of early keys and late queries alone."""
+        """Scores of `pairs`, with m the middle of their span; `early` keys and `late` queries only (None: all)."""
         middle_k, middle_q = ((x // span * span + (span + 1) // 2).clamp(0, count) for x in (key, last.squeeze(1)))
-        age_k, age_q = middle[..., middle_k, :] - total[..., 1:, :], total[..., seen, :] - middle[..., middle_q, :]
-        age_k = age_k if early is None else age_k.masked_fill(~early, -torch.inf)
-        age_q = age_q if late is None else age_q.masked_fill(~late, -torch.inf)
-        return linear.scores(q * age_q.exp(), k * age_k.exp()) * pairs.to(q.dtype)
+        lag_k, lag_q = fixed[..., middle_k, :] - total[..., 1:, :], total[..., seen, :] - fixed[..., middle_q, :]
+        lag_k = lag_k if early is None else lag_k.masked_fill(~early, -torch.inf)
+        lag_q = lag_q if late is None else lag_q.masked_fill(~late, -torch.inf)
+        return linear.scores(q * lag_q.exp(), k * lag_k.exp()) * pairs.to(q.dtype)
 
-    middle = total.detach()  # which cancels, and its gradient only up to rounding
+    fixed = total.detach()  # c_m cancels; its gradient would do so only up to rounding
     span = _span(total)
     scores = compared(span, (key <= last) & (key // span == last // span))
     while span < count:
@@ -300,32 +306,32 @@ def _scores(q: Tensor, k: Tensor, total: Tensor | None, seen: Tensor) -> Tensor:
 
 
 def _span(total: Tensor) -> int:
-    """The longest aligned spans, a power of 2 of keys, in which no log-decay adds up to more than `LITTLE`."""
+    """The largest power of 2 such that no aligned span of so many keys decays by a factor below e^-LITTLE."""
     count = total.shape[-2] - 1
-    span = 1 << (count - 1).bit_length() if _looks(total) else 1
+    span = 1 << (count - 1).bit_length() if _may_synchronise(total) else 1
     while span > 1:
         starts = torch.arange(0, count, span, device=total.device)
-        forgotten = total[..., starts, :] - total[..., (starts + span).clamp(max=count), :]
-        if bool(forgotten.amax() < LITTLE):
+        span_decay = total[..., starts, :] - total[..., (starts + span).clamp(max=count), :]
+        if bool(span_decay.amax() < LITTLE):
             break
         span //= 2
     return span
 
 
-def _looks(x: Tensor) -> bool:
-    """Whether numbers may decide what is computed, which waits for them on a GPU."""
-    return not x.is_meta and dispatch.bounds(x.device).looks and not dispatch.is_transformed()
+def _may_synchronise(x: Tensor) -> bool:
+    """Whether the numbers in x may decide what is computed; on a GPU the host then waits for them."""
+    return not x.is_meta and dispatch.bounds(x.device).may_synchronise and not dispatch.is_transformed()
 
 
 def _system(k: Tensor, total: Tensor | None) -> Tensor:
-    """A_ij = (k_i . k_j) e^{c_i - c_j} for j < i; any finite numbers elsewhere."""
+    """A_ij = (k_i . k_j) e^{c_i - c_j} for j < i; the other entries are finite and not used."""
     if total is None:
         return linear.scores(k, k)
     return _scores(k, k, total, torch.arange(1, k.shape[-2] + 1, device=k.device))
 
 
 def _cut(x: Tensor, size: int, groups: int) -> Tensor:
-    """(.., R, X) to (G, n, size, X), zeros filling the last block: they neither write nor decay."""
+    """Cut (.., S, X) into blocks (G, n, size, X); zeros fill the last one: they write nothing and cause no decay."""
     x = x.reshape(groups, *x.shape[-2:])
     if not size:
         return x.unsqueeze(1)
@@ -333,36 +339,36 @@ def _cut(x: Tensor, size: int, groups: int) -> Tensor:
     return (F.pad(x, (0, 0, 0, missing)) if missing else x).unflatten(1, (-1, size))
 
 
-def _states(left: Tensor | None, own: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """The state before each block, (G, n, F, X), and the one after all, of S' = left S + own; None leaves all."""
-    if left is None:
-        states = torch.cat([first.unsqueeze(1), own], 1).cumsum(1)
+def _states(decay: Tensor | None, added: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """The state before each block, (G, n, F, X), and after all, where S' = decay S + added; None: no decay."""
+    if decay is None:
+        states = torch.cat([first.unsqueeze(1), added], 1).cumsum(1)
         return states[:, :-1], states[:, -1]
-    return _States.apply(left, own, first)
+    return _States.apply(decay, added, first)
 
 
 class _States(torch.autograd.Function):
-    """`linear.states`. Autograd left to itself would keep and add many small tensors."""
+    """`linear.states` with a backward pass of its own; autograd's would save and add many small tensors."""
 
     @staticmethod
-    def forward(ctx: Any, left: Tensor, own: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        before, after = linear.states(left, own, first)
-        ctx.save_for_backward(left, before)
+    def forward(ctx: Any, decay: Tensor, added: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        before, after = linear.states(decay, added, first)
+        ctx.save_for_backward(decay, before)
         return before, after
 
     @staticmethod
     @first_order
     def backward(ctx: Any, saved: Any, grad: Tensor, grad_after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        left, before = saved
-        own, to_first = linear.states(left, grad, grad_after, backward=True)
-        return (own * before).sum(-1, keepdim=True).sum_to_size(left.shape), own, to_first
+        decay, before = saved
+        to_added, to_first = linear.states(decay, grad, grad_after, backward=True)
+        return (to_added * before).sum(-1, keepdim=True).sum_to_size(decay.shape), to_added, to_first
 
 
-LEAST = 1e-36  # squares of strengths, which a sigmoid reaches only where nothing is written
+LEAST = 1e-36  # lower bound of b^2 as a divisor; a sigmoid is that small only where it writes nothing
 
 
 class Blocks(NamedTuple):
-    """What blocks of keys and queries are made of, as above; only the first keys, those in W, change the state."""
+    """Blocks of keys and queries for `delta_sums`; only the keys in W, the first of a block, change the state."""
 
     q: Tensor  # (N, R, F)
     scores: Tensor  # P, (N, R, C)
@@ -371,85 +377,86 @@ class Blocks(NamedTuple):
     v: Tensor  # (N, C, X)
     system: Tensor  # A, (N, C, C)
     strength: Tensor  # b, (N, C, 1)
-    left: Tensor | None  # (N, 1 or F, 1); None: all
+    decay: Tensor | None  # d, (N, 1 or F, 1); None: 1
 
 
 def inverse(system: Tensor, strength: Tensor) -> Tensor:
-    """(diag(1 / b) + A)^-1 = (1 + diag(b) A)^-1 diag(b), of the part of A (.., C, C) that is below its diagonal.
+    """T = (diag(1 / b) + A)^-1 = (1 + diag(b) A)^-1 diag(b), where A (.., C, C) is taken below its diagonal.
 
-    Strengths are (.., C, 1); one of 0, as of padding, gives a row and a column of zeros.
+    Strengths b are (.., C, 1). A strength of 0 (padding) gives a row and a column of zeros.
     """
-    wanted = torch.diag_embed(strength.squeeze(-1))
-    return torch.linalg.solve_triangular(system * strength, wanted, upper=False, unitriangular=True)
+    diagonal = torch.diag_embed(strength.squeeze(-1))
+    return torch.linalg.solve_triangular(system * strength, diagonal, upper=False, unitriangular=True)
 
 
 def delta_block(scores: Tensor, v: Tensor, system: Tensor, strength: Tensor) -> Tensor:
-    """O (.., R, X) of a stand-alone block: P (.., R, C), V (.., C, X), A (.., C, C), b (.., C, 1)."""
+    """O (.., R, X) of one block after an empty state: P (.., R, C), V (.., C, X), A (.., C, C), b (.., C, 1)."""
     return _DeltaBlock.apply(scores, v, system, strength)
 
 
-def delta_sums(blocks: Blocks, first: Tensor, after_last: bool = False) -> tuple[Tensor, Tensor]:
-    """O (N, R, X), and the state (G, F, X) after all blocks that follow `first`, (G, F, X).
+def delta_sums(blocks: Blocks, first: Tensor, decay_last: bool = False) -> tuple[Tensor, Tensor]:
+    """O (N, R, X), and the state (G, F, X) after all blocks, starting from the state `first` (G, F, X).
 
-    With `after_last`, what is left of the state is left of what the block wrote, too: S' = left (S + W^T U).
+    With `decay_last` the decay of a block also applies to what the block wrote: S' = d (S + W^T U).
     """
-    return _DeltaSums.apply(first, after_last, *blocks)
+    return _DeltaSums.apply(first, decay_last, *blocks)
 
 
 class _DeltaSums(torch.autograd.Function):
-    """`delta_sums`. Autograd left to itself would solve two systems more, and keep twice as much."""
+    """`delta_sums` with a backward pass of its own; autograd's would solve two more systems and save twice as much."""
 
     @staticmethod
-    def forward(ctx: Any, first: Tensor, after_last: bool, *given: Tensor) -> tuple[Tensor, Tensor]:
-        q, scores, reading, writing, v, system, strength, left = given
-        own = writing.shape[1]
-        solved = inverse(system, strength)
-        taken, update = solved @ reading, solved @ v
-        transition, added = writing.mT @ taken[:, :own], writing.mT @ update[:, :own]
-        transition.neg_().diagonal(dim1=1, dim2=2).add_(1 if left is None or after_last else left.squeeze(-1))
-        if left is not None and after_last:
-            transition, added = transition.mul_(left), added.mul_(left)
+    def forward(ctx: Any, first: Tensor, decay_last: bool, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        q, scores, reading, writing, v, system, strength, decay = tensors
+        writers = writing.shape[1]
+        solved = inverse(system, strength)  # T
+        taken, update = solved @ reading, solved @ v  # T K, T V
+        # S' = M S + N: M = d - W^T T K, N = W^T T V
+        transition, added = writing.mT @ taken[:, :writers], writing.mT @ update[:, :writers]
+        transition.neg_().diagonal(dim1=1, dim2=2).add_(1 if decay is None or decay_last else decay.squeeze(-1))
+        if decay is not None and decay_last:
+            transition, added = transition.mul_(decay), added.mul_(decay)
         before, after = linear.states(_by_group(transition, first), _by_group(added, first), first)
         before = before.flatten(0, 1)
-        update.baddbmm_(taken, before, alpha=-1)
-        ctx.after_last = after_last
-        ctx.save_for_backward(q, scores, writing, strength, left, solved, taken, update, transition, before, after)
+        update.baddbmm_(taken, before, alpha=-1)  # U
+        ctx.decay_last = decay_last
+        ctx.save_for_backward(q, scores, writing, strength, decay, solved, taken, update, transition, before, after)
         return (q @ before).baddbmm_(scores, update), after
 
     @staticmethod
     @first_order
     def backward(ctx: Any, saved: Any, grad: Tensor, grad_after: Tensor) -> tuple[Tensor | None, ...]:
-        q, scores, writing, strength, left, solved, taken, update, transition, before, after = saved
-        own = writing.shape[1]
+        q, scores, writing, strength, decay, solved, taken, update, transition, before, after = saved
+        writers = writing.shape[1]
         to_update = scores.mT @ grad
-        to_before = (q.mT @ grad).baddbmm_(taken.mT, to_update, alpha=-1)
-        sent, to_first = linear.states(
+        to_before = (q.mT @ grad).baddbmm_(taken.mT, to_update, alpha=-1)  # without that of later blocks
+        to_states, to_first = linear.states(
             _by_group(transition.mT, after), _by_group(to_before, after), grad_after, backward=True
-        )
-        to_left, before_blocks = None, _by_group(before, after)
-        if left is not None and ctx.after_last:
-            to_left = linear.gradient_of_left(sent, before_blocks, after, _by_group(left, after)).flatten(0, 1)
-            sent = sent.mul_(_by_group(left, after))
-        elif left is not None:
-            to_left = (sent * before_blocks).sum(-1, keepdim=True).flatten(0, 1).sum_to_size(left.shape)
-        sent = sent.flatten(0, 1)  # to the state after each block
-        to_update[:, :own] += writing @ sent
-        to_v, to_system, to_strength = _solved_back(solved, to_update, update, strength)
-        found = Blocks(
+        )  # to the state after each block
+        to_decay, states = None, _by_group(before, after)
+        if decay is not None and ctx.decay_last:
+            to_decay = linear.gradient_of_decay(to_states, states, after, _by_group(decay, after)).flatten(0, 1)
+            to_states = to_states.mul_(_by_group(decay, after))
+        elif decay is not None:
+            to_decay = (to_states * states).sum(-1, keepdim=True).flatten(0, 1).sum_to_size(decay.shape)
+        to_states = to_states.flatten(0, 1)
+        to_update[:, :writers] += writing @ to_states
+        to_v, to_system, to_strength = _solution_gradients(solved, to_update, update, strength)
+        grads = Blocks(
             q=grad @ before.mT,
             scores=grad @ update.mT,
             reading=(to_v @ before.mT).neg_(),
-            writing=update[:, :own] @ sent.mT,
+            writing=update[:, :writers] @ to_states.mT,
             v=to_v,
             system=to_system,
             strength=to_strength,
-            left=to_left,
+            decay=to_decay,
         )
-        return to_first, None, *found
+        return to_first, None, *grads
 
 
 class _DeltaBlock(torch.autograd.Function):
-    """`delta_block`."""
+    """`delta_block` with a backward pass that reuses the inverse."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, v: Tensor, system: Tensor, strength: Tensor) -> Tensor:
@@ -462,10 +469,12 @@ class _DeltaBlock(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, ...]:
         scores, strength, solved, update = saved
-        return grad @ update.mT, *_solved_back(solved, scores.mT @ grad, update, strength)
+        return grad @ update.mT, *_solution_gradients(solved, scores.mT @ grad, update, strength)
 
 
-def _solved_back(solved: Tensor, to_update: Tensor, update: Tensor, strength: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _solution_gradients(
+    solved: Tensor, to_update: Tensor, update: Tensor, strength: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of V, A and b, given that of U = (diag(1 / b) + A)^-1 V."""
     to_v = solved.mT @ to_update
     to_system = to_v @ update.mT
@@ -474,5 +483,5 @@ def _solved_back(solved: Tensor, to_update: Tensor, update: Tensor, strength: Te
 
 
 def _by_group(x: Tensor, of: Tensor) -> Tensor:
-    """(N, .., ..) to (G, n, .., ..), for G as in `of`."""
+    """(N, .., ..) to (G, n, .., ..), where G is the length of `of`."""
     return x.unflatten(0, (len(of), -1))

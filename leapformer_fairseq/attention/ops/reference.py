@@ -1,4 +1,4 @@
-"""Attention token by token, as the papers write it: loops to be read beside the formulas, and the truth of the tests.
+"""Attention as plain loops that follow the papers' formulas; tests compare the fast implementations with them.
 
 Shapes: D head dimension, E value dimension, F features, n slots; inputs are one sequence of one head, (T, ..), (S, ..).
 `counts[t]` is the number of keys that query t sees: t + 1 in causal attention, S without a mask.
@@ -28,9 +28,10 @@ def linear(q: Tensor, k: Tensor, v: Tensor, counts: Sequence[int], floor: float)
 
 
 def convolution(x: Tensor, taps: Tensor, before: int, ends: Sequence[int] | None = None) -> Tensor:
-    """y_t = silu(sum_j w_j * x_(t + j - before)) of channels x (T, C) with taps w (J, C), zeros outside of the text.
+    """y_t = silu(sum_j w_j * x_(t + j - before)) for each channel of x (T, C), with taps w (J, C); x is 0 outside.
 
-    Token t sees nothing from ends[t] on. As in the released models of Yang et al., 2024, arXiv:2406.06484.
+    Token t does not see tokens from ends[t] on (None: from T on). As in the released models of Yang et al., 2024,
+    arXiv:2406.06484.
     """
     outputs = []
     for t in range(len(x)):
@@ -46,10 +47,11 @@ def convolution(x: Tensor, taps: Tensor, before: int, ends: Sequence[int] | None
 def recurrence(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, strength: Tensor | None, counts: Sequence[int]
 ) -> Tensor:
-    """o_t = S_n^T q_t, n = counts[t]; S_s = diag(e^{g_s}) S_(s-1) + k_s u_s^T, with log-decays g (S, 1 or F).
+    """o_t = S_n^T q_t, n = counts[t], where S_s = diag(e^{g_s}) S_(s-1) + k_s u_s^T; log-decays g (S, 1 or F).
 
-    u_s = v_s (Yang et al., 2023, arXiv:2312.06635, equation 3), or, with strengths b (S, 1), the delta rule:
-    u_s = b_s (v_s - S^T k_s) of the decayed state S (Yang et al., 2024, arXiv:2412.06464, equation 10).
+    Without strengths u_s = v_s (Yang et al., 2023, arXiv:2312.06635, equation 3). With strengths b (S, 1), the delta
+    rule: u_s = b_s (v_s - S^T k_s), where S is the state after the decay (Yang et al., 2024, arXiv:2412.06464,
+    equation 10).
     """
     states = [q.new_zeros(q.shape[1], v.shape[1])]
     for s, (key, value) in enumerate(zip(k, v, strict=True)):
@@ -60,7 +62,7 @@ def recurrence(
 
 
 def two_sided(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
-    """o_i = sum_j (q_i . (k_j e^{-|c_i - c_j|})) v_j, where c_i is the sum of the log-decays (T, 1 or F) up to i.
+    """o_i = sum_j (q_i . (k_j e^{-|c_i - c_j|})) v_j, where c are the cumulated log-decays `decay`, (T, 1 or F).
 
     Afzal et al., 2025, arXiv:2502.16249, section 3.
     """
@@ -70,9 +72,9 @@ def two_sided(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
 
 
 def cosine_weights(q: Tensor, k: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """relu(q_i) . relu(k_j) cos(pi/2 (p_i - r_j)), (T, S), of proportions p (T,) and r (S,), before it is normalised.
+    """Unnormalised weights relu(q_i) . relu(k_j) cos(pi/2 (p_i - r_j)), (T, S), with proportions p (T,) and r (S,).
 
-    cosFormer with p = i/N, r = j/M (Qin et al., 2022, arXiv:2202.08791, eq. 10), LeaPformer with learned ones
+    cosFormer has p = i/N and r = j/M (Qin et al., 2022, arXiv:2202.08791, eq. 10), LeaPformer learned proportions
     (Agostinelli et al., 2024, arXiv:2405.13046, eq. 8-10).
     """
     rows = [
@@ -85,8 +87,8 @@ def cosine_weights(q: Tensor, k: Tensor, query: Tensor, key: Tensor) -> Tensor:
 def slots(q: Tensor, k: Tensor, v: Tensor, control: Tensor, counts: Sequence[int], normalized: bool) -> Tensor:
     """o_t = V~^T softmax(K~ q_t / sqrt(D)), K~ = sum_i phi_i k_i^T, V~ = sum_i phi_i v_i^T; control phi (S, n).
 
-    `normalized` controls are divided by their sum over the keys seen, slot by slot (Peng et al., 2022,
-    arXiv:2110.02488, eq. 5; appendix B.1).
+    `normalized`: the control of each slot is divided by its sum over the keys that the query sees. Peng et al., 2022,
+    arXiv:2110.02488, eq. 5 and appendix B.1.
     """
     outputs = []
     for query, count in zip(q, counts, strict=True):
@@ -98,7 +100,7 @@ def slots(q: Tensor, k: Tensor, v: Tensor, control: Tensor, counts: Sequence[int
 
 
 def window(q: Tensor, k: Tensor, v: Tensor, size: int, dilation: int = 1) -> Tensor:
-    """Softmax over the last `size` tokens, each query's own included, of every `dilation`-th.
+    """Softmax over `size` tokens: the query's own and those before it, of which every `dilation`-th counts.
 
     Peng et al., 2022, arXiv:2110.02488, section 3.3 and appendix A.4.
     """

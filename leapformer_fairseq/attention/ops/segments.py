@@ -1,10 +1,10 @@
-"""Long inputs in segments with a state between them: one engine for every mechanism.
+"""Long inputs in segments with a state between them, for every mechanism.
 
-Plain autograd saves what happens inside every segment. Where that is too much, this engine keeps the state before each
-segment, and runs the segment again in the backward pass, with the same random numbers. Memory then grows with the
-tokens alone, and time stays linear.
+Autograd would save all intermediates of every segment. If that is too much, `scan` saves the inputs and the state
+before each segment, and the backward pass runs the segment again, with the same random numbers. Memory then grows only
+with the inputs, the outputs and these states; time stays linear.
 
-Shapes: T queries, S keys, in dimension 2 of every tensor that is cut.
+Shapes: B batch, H heads, E value dimension; T queries or S keys in dimension 2 of every tensor that is cut.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Backward = TypeVar("_Backward", bound=Callable[..., Any])
 
 
 class Segment(NamedTuple):
-    """Queries [t0, t1) that see every key before s0 and, of keys [s0, s1), what `mask` shows. Either may be empty."""
+    """Queries [t0, t1), which see all keys before s0 and those of [s0, s1) that `mask` shows. Both may be empty."""
 
     t0: int
     t1: int
@@ -36,7 +36,7 @@ class Segment(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Segments in order; whether the backward pass runs them `again`, or what they computed is kept."""
+    """Segments in order. `again`: the backward pass runs them again; otherwise their intermediates are saved."""
 
     segments: list[Segment]
     again: bool
@@ -44,14 +44,14 @@ class Plan(NamedTuple):
 
 @dataclass
 class Saved:
-    """What the forward pass of a segment saves so that its backward pass need not compute the sums again.
+    """What a segment may save in its forward pass, so that sums need not be computed again in the backward pass.
 
-    A segment may fill it in (`linear.normalize` does). When the segment runs again it gets it back `filled`: only
-    gradients are wanted then, so that the values it returns do not matter.
+    `linear.normalize` fills it in. When the segment runs again it is given back, `filled`, and only gradients are used:
+    the values that the segment returns do not matter.
 
     normalizer: of each query, (B, H, T, 1).
-    output:     (B, H, T, E), before it was rounded to the precision of the values; None if it was not.
-    no_queries: in the backward pass, that the segment only writes keys, so that nothing depends on its values either.
+    output:     (B, H, T, E), before it was rounded to the precision of the values; None if it was not rounded.
+    no_queries: in the backward pass: the segment only writes keys, so that nothing needs its values either.
     """
 
     normalizer: Tensor | None = None
@@ -64,7 +64,7 @@ class Saved:
 
 
 class Run(Protocol):
-    """One segment: its output (B, H, t1 - t0, E), or None without queries, and the state after it."""
+    """Computes a segment after the state `memory`: output (B, H, t1 - t0, E), None without queries, and new state."""
 
     def __call__(
         self, memory: list[Tensor], queries: list[Tensor], keys: list[Tensor], at: Segment, saved: Saved | None
@@ -72,9 +72,10 @@ class Run(Protocol):
 
 
 def cut(mask: Mask, queries: int, keys: int, size: int, unit: int) -> list[Segment]:
-    """Segments of about `size` tokens, and of whole `unit`s of queries where these see different keys.
+    """Segments of about `size` queries and keys. Queries that see different keys are cut at multiples of `unit`.
 
-    First the keys that every query sees; then queries with the keys they gain; then queries that gain none.
+    First come the keys that every query sees; then queries with the keys that each sees in addition; then queries that
+    see no additional keys.
     """
     if isinstance(mask, ChunkMask):
         step = max(1, size // (2 * unit)) * unit
@@ -82,13 +83,13 @@ def cut(mask: Mask, queries: int, keys: int, size: int, unit: int) -> list[Segme
     shared, growing, ratio = keys, 0, 1
     if mask is not None:
         shared, growing, ratio = min(mask.shared, keys), mask.growing(queries, keys), mask.ratio
-    found = [Segment(0, 0, s, min(s + size, shared), None) for s in range(0, shared, size)]
+    segments = [Segment(0, 0, s, min(s + size, shared), None) for s in range(0, shared, size)]
     step = max(1, size // (unit * (ratio + 1))) * unit
     gain = CAUSAL if ratio == 1 else PrefixMask(1, ratio)
     for t in range(0, growing, step):
         t1 = min(t + step, growing)
-        found.append(Segment(t, t1, shared + t * ratio, min(shared + t1 * ratio, keys), gain))
-    return found + [Segment(t, min(t + size, queries), keys, keys, None) for t in range(growing, queries, size)]
+        segments.append(Segment(t, t1, shared + t * ratio, min(shared + t1 * ratio, keys), gain))
+    return segments + [Segment(t, min(t + size, queries), keys, keys, None) for t in range(growing, queries, size)]
 
 
 def scan(
@@ -100,10 +101,10 @@ def scan(
     plan: Plan,
     random: bool = False,
 ) -> Tensor:
-    """The outputs (B, H, T, E) of all segments, beginning with the state `memory`.
+    """Run all segments, from the state `memory` on, and return their outputs, (B, H, T, E).
 
-    `queries` have T tokens and `keys` S in dimension 2. `parameters` are what else `run` uses and wants a gradient.
-    `random`: segments draw random numbers.
+    `queries` are tensors of T tokens and `keys` of S tokens in dimension 2. `parameters` are the other tensors that
+    `run` uses and that need a gradient. `random`: segments draw random numbers.
     """
     if plan.again and torch.is_grad_enabled():
         sizes = _Sizes(len(memory), len(queries), len(keys))
@@ -118,11 +119,14 @@ def scan(
 
 
 def _split(tensors: Sequence[Tensor], segments: list[Segment], side: int) -> Iterator[list[Tensor]]:
-    """The parts of each segment. Split, not sliced: a slice's gradient is as large as the whole tensor."""
+    """Each segment's part of the tensors; `side` is 0 for queries, 2 for keys.
+
+    Split, not sliced, since the gradient of every slice would be as large as the whole tensor.
+    """
     lengths = [at.t1 - at.t0 if side == 0 else at.s1 - at.s0 for at in segments]
 
     def parts(x: Tensor) -> Sequence[Tensor]:
-        if x.shape[2] in lengths:  # one segment has all of it
+        if x.shape[2] in lengths:  # one segment has all tokens
             return [x if length else x[:, :, :0] for length in lengths]
         return x.split([*lengths, x.shape[2] - sum(lengths)], 2)[: len(segments)]
 
@@ -130,7 +134,7 @@ def _split(tensors: Sequence[Tensor], segments: list[Segment], side: int) -> Ite
 
 
 class _Sizes(NamedTuple):
-    """How many tensors are the state's, the queries' and the keys'; the others are parameters."""
+    """Of a list of tensors, how many belong to the state, then to queries and to keys; the rest are parameters."""
 
     memory: int
     queries: int
@@ -143,29 +147,30 @@ class _Sizes(NamedTuple):
 
 
 def first_order(backward: _Backward) -> _Backward:
-    """A backward pass without autocast; to differentiate its results again is refused in one line.
+    """Decorator of a custom backward pass: it runs without autocast, and second derivatives raise LeapformerError.
 
-    `backward` gets the saved tensors after the context: they are read once, since checkpointing gives them only once.
+    `backward` receives the saved tensors after the context. They are read only once, since activation checkpointing
+    provides them only once.
     """
 
     @functools.wraps(backward)
     def run(ctx: Any, *grads: Tensor) -> Any:
         saved = ctx.saved_tensors
         with torch.no_grad(), without_autocast(grads[0].device):
-            found = backward(ctx, saved, *grads)
-        # what is found may be differentiated by way of the incoming gradients alone
-        given = (*saved, *grads) if torch.is_grad_enabled() else ()
-        anchors = [x for x in given if x is not None and x.requires_grad]
+            results = backward(ctx, saved, *grads)
+        # With create_graph=True the results could be differentiated again, if only through the incoming gradients.
+        sources = (*saved, *grads) if torch.is_grad_enabled() else ()
+        anchors = [x for x in sources if x is not None and x.requires_grad]
         if not anchors:
-            return found
-        refusing = iter(_FirstOnly.apply(len(found), *found, *anchors))
-        return tuple(None if x is None else next(refusing) for x in found)
+            return results
+        refusing = iter(_FirstOnly.apply(len(results), *results, *anchors))
+        return tuple(None if x is None else next(refusing) for x in results)
 
     return cast(_Backward, run)
 
 
 class _FirstOnly(torch.autograd.Function):
-    """Gradients that say that they depend on the `anchors`, and not how."""
+    """Returns the first `count` tensors, which then depend on the others (`anchors`), but cannot be differentiated."""
 
     @staticmethod
     def forward(ctx: Any, count: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
@@ -177,28 +182,30 @@ class _FirstOnly(torch.autograd.Function):
 
 
 class _Again(torch.autograd.Function):
+    """`scan` whose backward pass runs every segment again, from the saved state before it."""
+
     @staticmethod
     def forward(ctx: Any, run: Run, segments: list[Segment], sizes: _Sizes, random: bool, *tensors: Tensor) -> Tensor:
         state, queries, keys, _ = sizes.split(tensors)
-        parts: list[Tensor] = []
+        outputs: list[Tensor] = []  # none yet, or the one tensor of all outputs
         states: list[Tensor] = []
         saved: list[Saved] = []
-        drawn: list[Tensor | None] = []  # states of the random numbers
+        random_states: list[Tensor | None] = []
         for at in segments:
             states += state
-            drawn.append(_random_state(queries[0].device) if random else None)
+            random_states.append(_random_state(queries[0].device) if random else None)
             saved.append(Saved())
             copy = [x.clone() for x in state]  # since a segment may change its state in place
             out, state = run(copy, _narrow(queries, at.t0, at.t1), _narrow(keys, at.s0, at.s1), at, saved[-1])
             if out is not None:
-                if not parts:
-                    parts.append(out.new_empty(*out.shape[:2], queries[0].shape[2], out.shape[3]))
-                parts[0][:, :, at.t0 : at.t1] = out
-        ctx.run, ctx.segments, ctx.sizes, ctx.drawn = run, segments, sizes, drawn
-        whole = parts if any(one.filled for one in saved) else [None]
-        pairs = [x for one in saved for x in (one.normalizer, one.output)]
-        ctx.save_for_backward(*tensors, *states, *pairs, *whole)
-        return parts[0]
+                if not outputs:
+                    outputs.append(out.new_empty(*out.shape[:2], queries[0].shape[2], out.shape[3]))
+                outputs[0][:, :, at.t0 : at.t1] = out
+        ctx.run, ctx.segments, ctx.sizes, ctx.random_states = run, segments, sizes, random_states
+        output = outputs if any(x.filled for x in saved) else [None]
+        pairs = [x for each in saved for x in (each.normalizer, each.output)]
+        ctx.save_for_backward(*tensors, *states, *pairs, *output)
+        return outputs[0]
 
     @staticmethod
     @first_order
@@ -206,22 +213,22 @@ class _Again(torch.autograd.Function):
         sizes: _Sizes = ctx.sizes
         needed, saved = ctx.needs_input_grad[4:], list(tensors)
         _, queries, keys, parameters = sizes.split(saved[: len(needed)])
-        whole_out = saved.pop()
+        output = saved.pop()
         pairs = saved[len(saved) - 2 * len(ctx.segments) :]
         states = saved[len(needed) : len(saved) - len(pairs)]
         first_needed, *sides_needed, _ = sizes.split(needed)
-        grads = [
+        side_grads = [
             [torch.empty_like(x) if wanted else None for x, wanted in zip(side, wants, strict=True)]
             for side, wants in zip((queries, keys), sides_needed, strict=True)
         ]
-        for unseen in (x for x in grads[1] if x is not None):
-            unseen[:, :, ctx.segments[-1].s1 :] = 0
-        totals: list[Tensor | None] = [None] * len(parameters)
-        after: list[Tensor | None] = [None] * sizes.memory
+        for key_grad in (x for x in side_grads[1] if x is not None):
+            key_grad[:, :, ctx.segments[-1].s1 :] = 0  # of keys that no query sees
+        parameter_grads: list[Tensor | None] = [None] * len(parameters)
+        state_grads: list[Tensor | None] = [None] * sizes.memory  # of the state after the segment
         for number, at in reversed(list(enumerate(ctx.segments))):
-            known = Saved(*pairs[2 * number : 2 * number + 2], no_queries=at.t0 == at.t1)
-            if known.normalizer is not None and known.output is None:
-                known.output = whole_out[:, :, at.t0 : at.t1]
+            segment_saved = Saved(*pairs[2 * number : 2 * number + 2], no_queries=at.t0 == at.t1)
+            if segment_saved.normalizer is not None and segment_saved.output is None:
+                segment_saved.output = output[:, :, at.t0 : at.t1]
             memory = states[number * sizes.memory : (number + 1) * sizes.memory]
             memory = _leaves(memory, [x.is_floating_point() for x in memory])
             spans = ((at.t0, at.t1), (at.s0, at.s1))
@@ -229,46 +236,47 @@ class _Again(torch.autograd.Function):
                 _leaves(_narrow(side, *span), wants)
                 for side, span, wants in zip((queries, keys), spans, sides_needed, strict=True)
             ]
-            with torch.enable_grad(), _drawing(ctx.drawn[number], grad.device):
-                out, state = ctx.run(memory, *sides, at, known)
+            with torch.enable_grad(), _replayed_random(ctx.random_states[number], grad.device):
+                out, state = ctx.run(memory, *sides, at, segment_saved)
             outputs = state if out is None else [out, *state]
-            sent = after if out is None else [grad[:, :, at.t0 : at.t1], *after]
-            found = iter(_gradients(outputs, sent, [*memory, *sides[0], *sides[1], *parameters]))
-            # What a segment does not depend on, such as a state that it hands on unchanged, passes by.
-            after = [next(found) for _ in memory]
-            for whole, (start, stop) in zip(grads, spans, strict=True):
-                for total in whole:
-                    part = next(found)
+            output_grads = state_grads if out is None else [grad[:, :, at.t0 : at.t1], *state_grads]
+            input_grads = iter(_gradients(outputs, output_grads, [*memory, *sides[0], *sides[1], *parameters]))
+            # A state that the segment returns unchanged is its input and its output: the gradient passes through.
+            state_grads = [next(input_grads) for _ in memory]
+            for totals, (start, stop) in zip(side_grads, spans, strict=True):
+                for total in totals:
+                    part = next(input_grads)
                     if total is not None:
                         total[:, :, start:stop] = 0 if part is None else part
-            totals = [_total(one, other) for one, other in zip(totals, found, strict=True)]
-        firsts = [grad if wanted else None for grad, wanted in zip(after, first_needed, strict=True)]
-        return None, None, None, None, *firsts, *grads[0], *grads[1], *totals
+            parameter_grads = [_total(x, part) for x, part in zip(parameter_grads, input_grads, strict=True)]
+        first_grads = [x if wanted else None for x, wanted in zip(state_grads, first_needed, strict=True)]
+        return None, None, None, None, *first_grads, *side_grads[0], *side_grads[1], *parameter_grads
 
 
 def _narrow(tensors: Sequence[Tensor], start: int, stop: int) -> list[Tensor]:
+    """Tokens `start` to `stop`."""
     return [x[:, :, start:stop] for x in tensors]
 
 
 def _leaves(tensors: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor]:
-    """The tensors as the beginning of a graph."""
+    """Detach the tensors, so that a new graph begins with them; those `wanted` need a gradient."""
     return [x.detach().requires_grad_(want) for x, want in zip(tensors, wanted, strict=True)]
 
 
 def _gradients(
     outputs: Sequence[Tensor], grads: Sequence[Tensor | None], inputs: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """Gradients of the inputs, None where there is none, given those of the outputs."""
-    known = [(x, grad) for x, grad in zip(outputs, grads, strict=True) if x.requires_grad and grad is not None]
+    """Gradients of the inputs, given those of the outputs; None if there is none."""
+    pairs = [(x, grad) for x, grad in zip(outputs, grads, strict=True) if x.requires_grad and grad is not None]
     wanted = [x for x in inputs if x.requires_grad]
-    if not known:
+    if not pairs:
         return [None] * len(inputs)
-    found = iter(torch.autograd.grad([x for x, _ in known], wanted, [grad for _, grad in known], allow_unused=True))
-    return [next(found) if x.requires_grad else None for x in inputs]
+    results = iter(torch.autograd.grad([x for x, _ in pairs], wanted, [grad for _, grad in pairs], allow_unused=True))
+    return [next(results) if x.requires_grad else None for x in inputs]
 
 
 def _total(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    """The sum of two gradients; None where a parameter had none."""
+    """The sum of two gradients, either of which may be None."""
     if first is None or second is None:
         return second if first is None else first
     return first + second
@@ -279,8 +287,8 @@ def _random_state(device: torch.device) -> Tensor:
 
 
 @contextmanager
-def _drawing(state: Tensor | None, device: torch.device) -> Iterator[None]:
-    """Random numbers are those that were drawn after `state`, if there is one; later ones are as without it."""
+def _replayed_random(state: Tensor | None, device: torch.device) -> Iterator[None]:
+    """Inside the `with` block, draw the random numbers that followed `state` again; None: new ones."""
     if state is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Vectors brought to one length, with fewer passes over them than autograd's."""
+"""Scales vectors to length one or to unit RMS, with fewer passes over memory than autograd's."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from .precision import without_autocast
 
 
 def unit(x: Tensor, share: float, least: float) -> Tensor:
-    """x / sqrt(share |x|^2 + least) of vectors (.., D): of length one with a share of 1, of unit RMS with 1 / D."""
+    """x / sqrt(share |x|^2 + least) for vectors (.., D): share = 1 gives length one, share = 1 / D unit RMS."""
     return _Unit.apply(x, share, least)
 
 
 def _factor(x: Tensor, share: float, least: float) -> Tensor:
+    """1 / sqrt(share |x|^2 + least), (.., 1)."""
     return (share * torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() + least).rsqrt()
 
 
 class _Unit(torch.autograd.Function):
-    """`unit`. Its gradient can itself be differentiated."""
+    """`unit`, with a gradient that can itself be differentiated."""
 
     generate_vmap_rule = True
 

@@ -32,7 +32,7 @@ CHANGES = 3  # random changes of the inputs
 # Allowed in addition: some units in the last place, and for float32 the rounding of a sum over some hundred tokens.
 FLOORS = {torch.float32: 1e-5, torch.bfloat16: 2**-5, torch.float16: 2**-7}
 GROUPS = {**KEPT, "chunk": 32, "states_in_turn": 1}
-SEGMENTS = {**AGAIN, "segment_tokens": 256, "least_segment": 1, "looks": False}
+SEGMENTS = {**AGAIN, "segment_tokens": 256, "least_segment": 1, "may_synchronise": False}
 AUTOCAST = "auto, autocast"
 # name -> execution, thresholds that force one implementation
 WAYS: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -307,7 +307,7 @@ def _sweeps(place: Place, sizes: Sizes) -> list[Task]:
     counts = (62_500, 250_000, 1_000_000)
     segments = {f"{n:,}": {**AGAIN, "segment_tokens": n, "segment_slot_tokens": n} for n in counts}
     turns = {"in turn": {**NO_PAIRS, "states_in_turn": 10**9}, "in groups": {**NO_PAIRS, "states_in_turn": 8}}
-    looks = {str(x): {**NO_PAIRS, "looks": x} for x in (True, False)}
+    waits = {str(x): {**NO_PAIRS, "may_synchronise": x} for x in (True, False)}
     windows = {str(n): {"window": n} for n in (64, 256, 1024)}
     again, pairs = {"kept": KEPT, "again": AGAIN}, {"all pairs": ALL_PAIRS, "states": NO_PAIRS}
     plan: list[tuple[str, str, str, int, Mapping[str, dict[str, Any]]]] = [
@@ -319,7 +319,7 @@ def _sweeps(place: Place, sizes: Sizes) -> list[Task]:
         ("kept_slot_tokens", SLOTS, "causal", long, again),
         ("chunk_keys", WIDE, "wait-k", long, keys),
         *(("states_in_turn", name, "causal", long, turns) for name in (WIDE, GATED, DELTA)),
-        ("looks", GATED, "causal", middle, looks),
+        ("may_synchronise", GATED, "causal", middle, waits),
         ("window", WINDOW, "causal", middle, windows),
     ]
     for bound, kind in (("pairs", "causal"), ("pairs_per_token", "bidirectional")):
