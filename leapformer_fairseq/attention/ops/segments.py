@@ -226,7 +226,8 @@ class _Again(torch.autograd.Function):
         parameter_grads: list[Tensor | None] = [None] * len(parameters)
         state_grads: list[Tensor | None] = [None] * sizes.memory  # of the state after the segment
         for number, at in reversed(list(enumerate(ctx.segments))):
-            segment_saved = Saved(*pairs[2 * number : 2 * number + 2], no_queries=at.t0 == at.t1)
+            normalizer, unrounded = pairs[2 * number : 2 * number + 2]
+            segment_saved = Saved(normalizer, unrounded, no_queries=at.t0 == at.t1)
             if segment_saved.normalizer is not None and segment_saved.output is None:
                 segment_saved.output = output[:, :, at.t0 : at.t1]
             memory = states[number * sizes.memory : (number + 1) * sizes.memory]
