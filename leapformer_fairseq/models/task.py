@@ -25,7 +25,7 @@ from fairseq.tasks.text_to_speech import TextToSpeechTask
 from fairseq.tasks.translation import TranslationTask
 
 from ..compat.errors_explained import another_task
-from ..modules.warm_start import only_at_the_beginning
+from ..modules.warm_start import forget_if_resumed
 from ..support.errors import LeapformerError
 from . import lm_task, speech_task
 
@@ -62,7 +62,7 @@ def adapt(task: Any, args: Namespace, *served: str) -> None:
     """
     if not isinstance(task, FairseqTask):
         return  # a stand-in with dictionaries and nothing else, as in benchmarks
-    only_at_the_beginning(args)
+    forget_if_resumed(args)
     kind = next((name for base, name in TASKS.items() if isinstance(task, base)), None)
     if kind is not None and kind not in served:
         arch = getattr(args, "arch", None) or getattr(args, "_name", None)

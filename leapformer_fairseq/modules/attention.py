@@ -142,7 +142,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         self.self_attention, self.encoder_decoder_attention = like.self_attention, like.encoder_decoder_attention
         self.mechanism, self._mask = mechanism, mask
         self.context = PassContext(StackFacts()) if context is None else context
-        self.hands_on = mechanism.capabilities.carry_width is not None and context is not None
+        self.passes_carry = mechanism.capabilities.carry_width is not None and context is not None
         for name in mechanism.capabilities.unused_projections:
             getattr(self, name).requires_grad_(False)
         mechanism.receive(self._projections())
@@ -189,17 +189,17 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         """Attention over whole sequences: training, scoring, encoders."""
         key_info = self._described(TokenInfo.whole(key.shape[0], keep, key.device), key)
         if self.self_attention and self.mask is not None:
-            key_info = key_info.of_length(self.context.told("lengths"))
+            key_info = key_info.of_length(self.context.value("lengths"))
         query_info = key_info
         if not self.self_attention:
-            query_info = TokenInfo.whole(query.shape[0], device=query.device).of_length(self.context.told("lengths"))
+            query_info = TokenInfo.whole(query.shape[0], device=query.device).of_length(self.context.value("lengths"))
             query_info = self._with_inputs(query_info, query)
         where: Where = {"query": query_info, "key": key_info, "mask": self.mask}
         k, v = self._kv(key)
         q = k if "q_proj" in self.mechanism.capabilities.unused_projections else self._q(query)
         self._show(q, k, where)
         weights = self.mechanism.weights(q, k, **where) if wanted else None
-        if not self.hands_on or self.mask is not None:
+        if not self.passes_carry or self.mask is not None:
             return self._out(self.mechanism(q, k, v, **where, execution=self._execution)), weights
         state = self.mechanism.write(self._first_state(k, v, key_info), k, v, key_info)
         self.context.carry = self.mechanism.carry(state)
@@ -207,7 +207,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
     def _composes(self, asked_of_this_layer: bool) -> bool:
         """Whether requested weights are computed, according to the options of the pass or else the model's settings."""
-        options = self.context.told("options")
+        options = self.context.value("options")
         if options is not None:
             return options.weights and asked_of_this_layer
         return self.weights_in_training if self.training else self.compose_weights
@@ -220,7 +220,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
     def _in_chunks(self, x: Tensor, keep: Tensor | None, wanted: bool) -> tuple[Tensor, Tensor | None]:
         """Encoder self-attention over whole utterances, or over the next chunks of an utterance that is arriving."""
-        tokens, states = self.context.told("tokens"), self.context.states
+        tokens, states = self.context.value("tokens"), self.context.states
         tokens = self._described(TokenInfo.whole(len(x), keep, x.device) if tokens is None else tokens, x)
         where: Where = {"query": tokens, "key": tokens, "mask": self.mask}
         q, (k, v) = self._q(x), self._kv(x)
@@ -234,7 +234,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
 
     @property
     def _execution(self) -> Execution:
-        options = self.context.told("options")
+        options = self.context.value("options")
         return "auto" if options is None else options.execution
 
     @property
@@ -291,7 +291,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
             k, v = self._kv(key[memory.written : stop])
             state = self._first_state(k, v, source) if memory.state is None else memory.state
             memory.state, memory.written = self.mechanism.write(state, k, v, source), stop
-        if self.hands_on:
+        if self.passes_carry:
             self.context.carry = self.mechanism.carry(memory.state)
         return memory.state
 
@@ -316,7 +316,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         """The tokens, with their inputs x (T, B, C) and the carry if the mechanism needs them."""
         if self.mechanism.capabilities.needs_inputs:
             tokens = replace(tokens, inputs=x.transpose(0, 1))
-        if not self.hands_on or self.context.carry is None:
+        if not self.passes_carry or self.context.carry is None:
             return tokens
         return replace(tokens, carry=self.context.carry.for_batch(x.shape[1]))
 
@@ -399,7 +399,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
     @property
     def mask(self) -> Mask:
         """The model's mask, or in cross-attention the schedule of the current pass if that has options."""
-        options = None if self.self_attention else self.context.told("options")
+        options = None if self.self_attention else self.context.value("options")
         return self._mask if options is None else options.schedule
 
     @mask.setter
@@ -415,7 +415,7 @@ class MechanismAttention(FairseqIncrementalState, nn.Module):
         """This block's memory in `incremental_state`; a new one if there is none."""
         if self.slot not in incremental_state:
             step = None if torch.is_grad_enabled() else self._step()
-            incremental_state[self.slot] = Memory(step, self.context.told("lengths"))
+            incremental_state[self.slot] = Memory(step, self.context.value("lengths"))
         return incremental_state[self.slot]
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:

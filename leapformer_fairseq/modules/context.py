@@ -22,7 +22,7 @@ class StackFacts:
     knows_lengths:   whether a length predictor exists for the target.
     guesses_lengths: whether mechanisms guess lengths without a prediction; an oracle gives none in generation.
     carrier:         the mechanism of the first layer that has a carry, if any.
-    last:            the values set for the latest pass in any thread (see `PassContext.told`).
+    last:            the values set for the latest pass in any thread (see `PassContext.value`).
     """
 
     knows_lengths: bool = False
@@ -100,7 +100,7 @@ class PassContext(threading.local):
             self.options = outside["options"]
             self.__dict__.update(outside)
 
-    def told(self, name: str) -> Any:
+    def value(self, name: str) -> Any:
         """Lengths, tokens or options of this pass, by name.
 
         In a backward pass, the value that was set last in any thread: checkpointed layers then run again, on a GPU in

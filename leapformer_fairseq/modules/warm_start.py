@@ -19,7 +19,7 @@ from .vocabulary import FINGERPRINT, check_vocabulary
 logger = logging.getLogger(__name__)
 
 
-def only_at_the_beginning(args: Namespace) -> None:
+def forget_if_resumed(args: Namespace) -> None:
     """Clear the options of warm starts if training resumes from a checkpoint, which has all weights.
 
     The files that they name may no longer exist. Options saved in checkpoints never contain them (see `compat.trust`).

@@ -22,7 +22,7 @@ FLOOR = Option(
     "hgrn_floor", 0.0, "hgrn2: at least so much of a feature is kept; the paper has more in higher layers, from 0 to 1"
 )
 HGRN_OPEN = 3.0  # initial logit of open gates, a half-life of 14 tokens
-SLOWER = 16  # log-sigmoids of gates are divided by this
+GATE_DIVISOR = 16  # log-sigmoids of gates are divided by this
 RANK = 16  # of W in gates per feature
 OPEN = 4.0  # initial logit of open gates, a half-life of 600 tokens
 
@@ -67,11 +67,11 @@ class SimpleGLA(ConvolvedMechanism):
         self.gate = Gate(self.input_dim, num_heads, begin, RANK if self.by_feature else None)
 
     def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
-        return Written(k, v, F.logsigmoid(self.gate(k, tokens)) / SLOWER)
+        return Written(k, v, F.logsigmoid(self.gate(k, tokens)) / GATE_DIVISOR)
 
     def recurrence(self) -> RecurrentKernel:
         weight, bias = self.gate.affine()
-        return RecurrentKernel("plain", bias.new_full((self.num_heads,), 1 / SLOWER), (-weight, -bias))
+        return RecurrentKernel("plain", bias.new_full((self.num_heads,), 1 / GATE_DIVISOR), (-weight, -bias))
 
 
 @register("gla", OUTPUT_GATE, GATE_INIT)

@@ -142,7 +142,7 @@ class ProjectedBlocks(Blocked, Projected):
         return k  # blocks never decode from a cache
 
     def _choose(self, q: Tensor, k: Tensor, real: Tensor, blocks: Tensor) -> Tensor:
-        self.check_adopted()
+        self.check_fitted()
         queries, keys = self.project_queries(q), self.project_keys(k).where(real[:, None, :, None], 0)
         if self.same_tokens(q, k):
             queries = queries.where(real[:, None, :, None], 0)

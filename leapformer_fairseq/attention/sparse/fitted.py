@@ -116,10 +116,10 @@ class Fitted(Pattern):
         self.adopt(entries[wanted])
 
     def edges(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
-        self.check_adopted()
+        self.check_fitted()
         return self._edges(q, k, seen)
 
-    def check_adopted(self) -> None:
+    def check_fitted(self) -> None:
         """Raise LeapformerError in training, and as long as no weights that match the file have been loaded."""
         if self._projections is not None and self.training:
             raise LeapformerError(
