@@ -219,6 +219,8 @@ def test_an_e_is_inserted_only_where_it_must_be():
     assert [GRAMMAR.text(Entry(er=f"{verb}~+t"), "er") for verb in verbs] == [
         "öffnet", "zeichnet", "wartet", "lernt", "wohnt", "filmt",
     ]  # fmt: skip
+    changed = Entry(du="hält+st", er="hält+t")  # a changed stem takes none, and no second t
+    assert [GRAMMAR.text(changed, person) for person in ("du", "er")] == ["hältst", "hält"]
 
 
 # ---- clauses -------------------------------------------------------------------------------------------------------
