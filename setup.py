@@ -40,6 +40,7 @@ setup(
         "leapformer_fairseq": [
             "py.typed",
             "attention/decoding/cpu/*.c",
+            "data/corpus/language/*.yaml",
             "runtime/*.onnx",
             "runtime/acoustics/fbank.onnx",
             "runtime/demo/*.*",

@@ -281,6 +281,7 @@ def test_the_wheel_is_small_and_the_source_is_whole(built):
         requires = re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", archive.read(about).decode(), re.MULTILINE)
     assert set(requires) == BASE
     needed = {"configs/tables.yaml", "configs/multi30k/small.yaml", f"{PACKAGE}/studies/lra/protocols/luna.yaml"}
+    needed |= {f"{PACKAGE}/data/corpus/language/words.yaml", f"{PACKAGE}/data/corpus/language/grammar.yaml"}
     assert needed | {f"{PACKAGE}/attention/decoding/cpu/linear_step.c", f"{PACKAGE}/py.typed"} <= names
 
 

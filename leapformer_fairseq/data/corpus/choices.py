@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 # Item r of a list is drawn in proportion to 1 / r ** EXPONENT. This is steeper than in running text (about 1), so that
 # a few thousand utterances, and minutes of training, cover most of the test set.
@@ -53,7 +55,7 @@ class AnyOf:
 
     def __init__(self, *weighted: tuple[float, Choices]) -> None:
         self.branches = tuple(branch for _, branch in weighted)
-        self._upper = _upper_bounds(np.array([weight for weight, _ in weighted], dtype=np.float64))
+        self._upper = _upper_bounds([weight for weight, _ in weighted])
 
     @property
     def size(self) -> int:
@@ -83,12 +85,13 @@ class Combine:
         return (self.make(*values) for values in itertools.product(*self.parts))
 
 
-def _upper_bounds(weights: np.ndarray) -> np.ndarray:
+def _upper_bounds(weights: ArrayLike) -> list[float]:
     """The end of each weight's share of [0, 1)."""
-    return np.cumsum(weights / weights.sum())
+    shares = np.array(weights, dtype=np.float64)
+    return np.cumsum(shares / shares.sum()).tolist()
 
 
-def _draw(upper: np.ndarray, rng: np.random.Generator) -> int:
+def _draw(upper: list[float], rng: np.random.Generator) -> int:
     """The index of a share, drawn in proportion to its size."""
     # `min`: the last bound may be rounded to slightly less than 1.
-    return min(int(np.searchsorted(upper, rng.random(), side="right")), len(upper) - 1)
+    return min(bisect_right(upper, rng.random()), len(upper) - 1)

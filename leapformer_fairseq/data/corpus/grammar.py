@@ -1,282 +1,322 @@
-"""The sentences of the corpus: which clauses exist and how they are joined.
+"""English sentences with their German translations, generated from the YAML files of the folder `language`.
 
-`sample` draws an English sentence with its German translation, and `sentence_count` counts all sentences. English is
-lower-case without punctuation, like a transcript; German has capitals and commas before subordinate clauses, but no
-final punctuation. The numbers in `AnyOf` are weights, chosen so that no kind of sentence dominates.
+The files hold all words and rules, and say at their top how to add to them; this module reads them. A sentence is a
+tree of patterns and words: `choices` draws it, and `Phrase` turns it into text. English is lower-case without
+punctuation, like a transcript; German has capitals and commas between clauses, but no final punctuation.
 """
 
 from __future__ import annotations
 
-import numpy as np
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from . import english, german, lexicon, phrases, verbs
+import numpy as np
+import yaml
+
+from ...support.errors import LeapformerError, suggestion
 from .choices import AnyOf, Choices, Combine, OneOf
-from .clauses import Adverb, Clause, Predicate, Tense, accusative, aged, being, dative, giving, intransitive
-from .german import ACCUSATIVE
-from .lexicon import FOOD_ADJECTIVES, PEOPLE, PERSON_ADJECTIVES, THING_ADJECTIVES, Verb
-from .phrases import Bilingual, NounPhrase, counted, mass, perhaps
+
+FOLDER = Path(__file__).parent / "language"
+RULES = ("classes", "tables", "spelling")
+SECTIONS = (*RULES, "words", "lists", "choices", "patterns")
+SENTENCES = "sentences"  # the choice that sentences are drawn from
+WRITTEN = {"str": "a text, in quotes if it has braces", "list": "[a list]", "Entry": "{key: value}"}
+SLOT = re.compile(r"\{([^{}]*)\}")
+DEEPEST = 20  # slots within slots of a form; more are taken for a circle
 
 Sentence = tuple[str, str]
 
 
+@cache
+def grammar() -> Grammar:
+    """The grammar of the package."""
+    return Grammar(FOLDER)
+
+
 def sample(rng: np.random.Generator) -> Sentence:
     """Draw a sentence as (English transcript, German translation)."""
-    return SENTENCES.sample(rng)
+    return grammar().sample(rng)
 
 
-def sentence_count() -> int:
-    """The exact number of different sentences that the grammar generates."""
-    return SENTENCES.size
+class Entry(dict[str, Any]):
+    """A mapping of a file, such as a word; `at` is the file and the line where it begins."""
+
+    at = ""
 
 
-# ---- joining clauses -----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """A pattern of the files, which makes a phrase of a value for each slot; `at` is where it stands."""
+
+    at: str
+    slots: tuple[str, ...]
+    forms: Mapping[str, str]
+    tables: Mapping[str, Any]
+
+    def __call__(self, *values: Entry | Phrase) -> Phrase:
+        return Phrase(self, dict(zip(self.slots, values, strict=True)))
 
 
-def capitalised(text: str) -> str:
-    """The text with a capital first letter; the rest keeps its case."""
-    return text[0].upper() + text[1:]
+@dataclass(frozen=True, eq=False)
+class Phrase:
+    """A pattern with a word or a phrase in each slot: `phrase[name]` is that value, the text of a form, or a table."""
+
+    pattern: Pattern
+    values: dict[str, Any]  # of slots, and of forms once they are known
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.values and name not in self.pattern.forms:
+            return self.pattern.tables[name]
+        if name not in self.values:
+            self.values[name] = self.filled(self.pattern.forms[name])
+        return self.values[name]
+
+    def filled(self, text: str) -> str:
+        """The text with its slots filled, the innermost first; what they hold may have slots again."""
+        for _ in range(DEEPEST):
+            if "{" not in text:
+                return text
+            text = SLOT.sub(self._found, text)
+        raise LeapformerError(f"{self.pattern.at}: {text[:60]!r} fills itself; remove the circle from its forms")
+
+    def _found(self, slot: re.Match[str]) -> str:
+        value: Any = self
+        try:
+            for name in slot[1].split("."):
+                value = value[name]
+        except (KeyError, TypeError, RecursionError):
+            value = None
+        if not isinstance(value, str):
+            raise LeapformerError(f"{self.pattern.at}: {slot[0]} is no text; correct it, or add the form")
+        return value
 
 
-def statement(clause: Clause) -> Sentence:
-    """A main clause as a sentence."""
-    return clause.english(), capitalised(clause.german())
+class Grammar:
+    """The words and patterns in the YAML files of a folder. Raises LeapformerError where a file is wrong."""
+
+    def __init__(self, folder: Path) -> None:
+        sections = _read(folder)
+        self._tables, classes = sections["tables"], _keyed(sections["classes"], str(folder), "classes", {}, Entry)
+        self._spelling = {language: _rules(sections["spelling"], language) for language in ("en", "de")}
+        self._entries: dict[str, tuple[list[str], Any]] = {}  # parameters and content by name
+        self._nodes: dict[str, Choices | None] = {}  # by reference; None while it is made
+        for section in SECTIONS[len(RULES) :]:
+            for heading, content in sections[section].items():
+                name, parameters = _split(heading)
+                at = getattr(content, "at", sections[section].at)
+                if section == "words":
+                    kind, rows, at = content
+                    content = _words(name, kind, rows, at, classes)
+                elif section == "lists":
+                    _keyed(content, at, name, {"of": list}, {"only": list, "without": list})
+                elif section == "patterns":
+                    _keyed(_keyed(content, at, name, {"slots": Entry}, str)["slots"], at, f"slots of {name}", {}, str)
+                elif not isinstance(content, str):
+                    _keyed(content, at, name, {}, str)
+                self._entries[name] = parameters, content
+        self.sentences = self.node(SENTENCES, str(folder))
+        for phrase in self._examples(self.sentences, {}):
+            self.sentence(phrase)
+
+    def sample(self, rng: np.random.Generator) -> Sentence:
+        """Draw a sentence as (English transcript, German translation)."""
+        return self.sentence(self.sentences.sample(rng))
+
+    def sentence(self, phrase: Phrase) -> Sentence:
+        """One of `sentences` as text."""
+        german = self.text(phrase, "de")
+        return self.text(phrase, "en"), german[:1].upper() + german[1:]
+
+    def text(self, phrase: Entry | Phrase, form: str) -> str:
+        """A form as it is written; the names of English forms begin with `en`."""
+        raw = phrase.filled(f"{{{form}}}") if isinstance(phrase, Phrase) else phrase[form]
+        text = " ".join(raw.split())
+        for rule, written in self._spelling["en" if form.startswith("en") else "de"]:
+            text = rule.sub(written, text)
+        return text
+
+    def node(self, reference: str, at: str = "") -> Choices:
+        """The list, choice or pattern `name` or `name(argument, ...)`; `at` is where it is referred to."""
+        if reference not in self._nodes:
+            self._nodes[reference] = None
+            self._nodes[reference] = self._made(reference, at)
+        node = self._nodes[reference]
+        if node is None:
+            raise LeapformerError(f"{at}: {reference!r} contains itself; remove it from what it is made of")
+        if not node.size:
+            raise LeapformerError(f"{at}: {reference!r} has nothing to choose from; add a word or a branch to it")
+        return node
+
+    def _made(self, reference: str, at: str) -> Choices:
+        name, arguments = _split(reference)
+        if name not in self._entries:
+            near = suggestion(name, self._entries)
+            raise LeapformerError(f"{at}: no list, choice or pattern is named {name!r}; {near}add it or correct it")
+        parameters, content = self._entries[name]
+        if len(arguments) != len(parameters):
+            wanted = f"{len(parameters)} names in brackets"
+            raise LeapformerError(f"{at}: {reference!r} needs {wanted}, not {len(arguments)}; correct them")
+        given = dict(zip(parameters, arguments, strict=True))
+        at = getattr(content, "at", at)
+
+        def inner(part: str) -> Choices:
+            return self.node(re.sub(r"[^(),]+", lambda word: given.get(word[0].strip(), word[0].strip()), part), at)
+
+        if isinstance(content, OneOf):
+            return content
+        if isinstance(content, str):
+            return inner(content)
+        if "of" in content:
+            return OneOf(self._picked(content, [word for part in content["of"] for word in inner(part)]))
+        if "slots" in content:
+            forms = {form: text for form, text in content.items() if form != "slots"}
+            pattern = Pattern(at, tuple(content["slots"]), forms, self._tables)
+            return Combine(pattern, *map(inner, content["slots"].values()))
+        return AnyOf(*((_weight(weight, inner(part), at), inner(part)) for part, weight in content.items()))
+
+    def _picked(self, content: Entry, words: list[Any]) -> list[Any]:
+        """The words that a list takes of others."""
+        if len(content) == 1:
+            return words
+        by_name = {self.text(word, "en"): word for word in words}
+        only, without = content.get("only", list(by_name)), content.get("without", [])
+        for name in (*only, *without):
+            if name not in by_name:
+                near = suggestion(name, by_name)
+                raise LeapformerError(
+                    f"{content.at}: no word of {content['of']} is {name!r}; {near}correct or remove it"
+                )
+        return [by_name[name] for name in only if name not in without]
+
+    def _examples(self, node: Choices, known: dict[Choices, list[Any]]) -> list[Any]:
+        """A few values in which every branch below the node takes part; tries all forms of the phrases among them."""
+        if node in known:
+            return known[node]
+        if isinstance(node, OneOf):
+            values = list({tuple(item) if isinstance(item, Entry) else item.pattern: item for item in node}.values())
+        elif isinstance(node, AnyOf):
+            values = [value for branch in node.branches for value in self._examples(branch, known)]
+        elif isinstance(node, Combine):
+            parts = [self._examples(part, known) for part in node.parts]
+            count = max(map(len, parts), default=1)
+            values = [node.make(*(part[index % len(part)] for part in parts)) for index in range(count)]
+            for phrase in values:
+                phrase.filled("".join(f"{{{form}}}" for form in phrase.pattern.forms))
+        known[node] = values
+        return values
 
 
-def fronted_statement(clause: Clause) -> Sentence:
-    """A main clause that begins with its time, as a sentence."""
-    return clause.english_fronted(), capitalised(clause.german_fronted())
+class _Loader(getattr(yaml, "CBaseLoader", yaml.BaseLoader)):  # type: ignore[misc]
+    """Reads every value as text (`on` too), keeps line numbers, and refuses a key without a value or given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Entry:
+        entry = Entry()
+        for key, value in node.value:
+            name, at = self.construct_object(key, deep), f"{key.start_mark.name}, line {key.start_mark.line + 1}"
+            if name in entry:
+                raise LeapformerError(f"{at}: {name!r} is given twice; remove or rename one")
+            if value.value == "" and not value.style:
+                raise LeapformerError(f'{at}: {name!r} has no value; give one (quote braces), or "" for nothing')
+            entry[name] = self.construct_object(value, deep)
+        entry.at = f"{node.start_mark.name}, line {node.start_mark.line + 1}"
+        return entry
 
 
-def question(clause: Clause) -> Sentence:
-    """A clause as a yes-or-no question."""
-    return clause.english_question(), capitalised(clause.german_question())
+def _read(folder: Path) -> dict[str, Entry]:
+    """The sections of all files of a folder; `words` has (class, rows, place) by the name of a list."""
+    sections: dict[str, Entry] = {section: Entry() for section in SECTIONS}
+    for entry in sections.values():
+        entry.at = str(folder)
+    names: set[tuple[str, str]] = set()
+    for path in sorted(folder.glob("*.yaml")):
+        try:
+            with path.open(encoding="utf-8") as file:
+                content = yaml.load(file, _Loader)
+        except (OSError, UnicodeError, yaml.YAMLError) as error:
+            raise LeapformerError(f"{path} is no YAML ({' '.join(str(error).split())[:200]}); correct it") from error
+        for section, entries in _keyed(content, str(path), "the file", {}, dict.fromkeys(SECTIONS, Entry)).items():
+            headed = list(entries.items())
+            if section == "words":
+                lists = [(kind, _keyed(rows, entries.at, kind, {}, list)) for kind, rows in headed]
+                headed = [(name, (kind, rows[name], rows.at)) for kind, rows in lists for name in rows]
+            for heading, entry in headed:
+                name = section if section in RULES else "list, choice or pattern", _split(heading)[0]
+                if name in names:
+                    raise LeapformerError(f"{entries.at}: another {name[0]} is named {name[1]!r}; rename one")
+                names.add(name)
+                sections[section][heading] = entry
+            sections[section].at = entries.at
+    return sections
 
 
-def asked_with(word: Bilingual, clause: Clause) -> Sentence:
-    """A question with a question word: `why does anna call the doctor`, `Warum ruft Anna den Arzt an`."""
-    return f"{word.english} {clause.english_question()}", f"{capitalised(word.german)} {clause.german_question()}"
+def _keyed(entry: Any, at: str, what: str, needs: Mapping[str, type], others: Mapping[str, type] | type) -> Entry:
+    """The entry, if it is a mapping of the keys it needs and of others that are known, with values of these types."""
+    if not isinstance(entry, Entry):
+        raise LeapformerError(f"{at}: {what!r} has no keys; write it as {{key: value}}")
+    for key in needs:
+        if key not in entry:
+            raise LeapformerError(f"{entry.at}: {what!r} lacks {key!r} (it has {', '.join(entry)}); add it")
+    for key, value in entry.items():
+        known = needs if isinstance(others, type) else {**needs, **others}
+        kind = known.get(key, others if isinstance(others, type) else None)
+        if kind is None:
+            near = suggestion(key, known)
+            raise LeapformerError(f"{entry.at}: {what!r} has no key {key!r}; {near}correct it ({', '.join(known)})")
+        if not isinstance(value, kind):
+            raise LeapformerError(f"{entry.at}: {key!r} of {what!r} is {value!r}; write {WRITTEN[kind.__name__]}")
+    return entry
 
 
-def with_subordinate(main: Clause, conjunction: Bilingual, clause: Clause) -> Sentence:
-    """`he knows that anna calls the doctor`, `Er weiß, dass Anna den Arzt anruft`."""
-    return (
-        f"{main.english()} {conjunction.english} {clause.english()}",
-        f"{capitalised(main.german())}, {conjunction.german} {clause.german_subordinate()}",
-    )
+def _words(name: str, kind: str, rows: list[Any], at: str, classes: Entry) -> OneOf:
+    """The words of a list, with all forms of their class."""
+    if kind not in classes:
+        raise LeapformerError(f"{at}: no class is named {kind!r}; {suggestion(kind, classes)}add it or correct it")
+    forms = _keyed(classes[kind], classes.at, kind, {"needs": list}, {"else": Entry, "one of": Entry})
+    otherwise, words = forms.get("else", {}), []
+    for row in rows:
+        given = _keyed(row, at, name, dict.fromkeys(forms["needs"], str), dict.fromkeys(otherwise, str))
+        word = Entry({**otherwise, **given})
+        for form, allowed in forms.get("one of", {}).items():
+            if word[form] not in allowed:
+                raise LeapformerError(f"{row.at}: {form!r} of {name!r} is {word[form]!r}; give {' or '.join(allowed)}")
+        for _ in otherwise:  # a form may be made of others, which are made of others
+            for form, text in word.items():
+                word[form] = SLOT.sub(lambda slot, word=word: word.get(slot[1], slot[0]), text)  # type: ignore[misc]
+        words.append(word)
+    return OneOf(words)
 
 
-def after_condition(condition: Clause, main: Clause) -> Sentence:
-    """`if anna calls the doctor we must wait`, `Wenn Anna den Arzt anruft, müssen wir warten`."""
-    return (
-        f"if {condition.english()} {main.english()}",
-        f"Wenn {condition.german_subordinate()}, {main.german_question()}",
-    )
+def _rules(spelling: Entry, language: str) -> list[tuple[re.Pattern[str], str]]:
+    """The spelling rules of a language."""
+    rules = _keyed(spelling, spelling.at, "spelling", {"en": Entry, "de": Entry}, {})[language]
+    try:
+        return [(re.compile(rule), written) for rule, written in _keyed(rules, rules.at, language, {}, str).items()]
+    except re.error as error:
+        message = f"{rules.at}: {error.pattern!r} is no regular expression ({error}); correct it"
+        raise LeapformerError(message) from error
 
 
-def there_are(tense: Tense, phrase: NounPhrase, place: Bilingual) -> Sentence:
-    """`there are nine books in the kitchen`, `In der Küche gibt es neun Bücher`."""
-    english_verb, german_verb = ("were", "gab") if tense == "past" else ("are", "gibt")
-    place_first = capitalised(place.german)
-    return (
-        f"there {english_verb} {phrase.english} {place.english}",
-        f"{place_first} {german_verb} es {phrase.german[ACCUSATIVE]}",
-    )
+def _split(reference: str) -> tuple[str, list[str]]:
+    """`name(first, second(third))` as the name and what the brackets hold."""
+    name, _, inner = reference.partition("(")
+    parts, depth = [""], 0
+    for sign in inner.strip().removesuffix(")"):
+        depth += (sign == "(") - (sign == ")")
+        if sign == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return name.strip(), [part.strip() for part in parts if part.strip()]
 
 
-def costs(phrase: NounPhrase, euros: int) -> Sentence:
-    """`this coat costs nine euros`, `Dieser Mantel kostet neun Euro`."""
-    return (
-        f"{phrase.english} costs {english.number(euros)} euros",
-        f"{capitalised(phrase.german[0])} kostet {german.number(euros)} Euro",
-    )
-
-
-# ---- when, how often and in which tense -----------------------------------------------------------------------------
-
-TimedTense = tuple[Tense, Adverb]
-
-
-def frequent(tense: Tense, adverb: Bilingual) -> TimedTense:
-    """A tense with an adverb that English puts before the verb."""
-    return tense, Adverb(before=adverb.english, german=adverb.german)
-
-
-def timed(tense: Tense, time: Bilingual) -> TimedTense:
-    """A tense with a time that English puts at the end."""
-    return tense, Adverb(after=time.english, german=time.german)
-
-
-PRESENT, PAST = OneOf(["present"]), OneOf(["past"])
-MODAL = OneOf(verbs.MODALS)
-NOW = AnyOf((3, PRESENT), (2, MODAL))
-ANY_TENSE = AnyOf((3, PRESENT), (2, MODAL), (3, PAST))
-IF_TENSE = AnyOf((2, PRESENT), (1, OneOf(verbs.CONDITION_MODALS)))
-
-UNTIMED = Combine(timed, ANY_TENSE, phrases.NOTHING)
-FREQUENT = Combine(frequent, ANY_TENSE, phrases.FREQUENCIES)
-DAYS = AnyOf((2, Combine(timed, NOW, phrases.PRESENT_DAYS)), (1, Combine(timed, PAST, phrases.PAST_DAYS)))
-ON_WEEKDAY = Combine(timed, ANY_TENSE, phrases.WEEKDAYS)
-BRIEFLY_TIMED = AnyOf((1, UNTIMED), (1, FREQUENT), (2, DAYS), (1, ON_WEEKDAY))
-LONG_TIMED = Combine(timed, ANY_TENSE, phrases.LONG_TIMES)
-SUBORDINATE_TIMED = AnyOf((2, UNTIMED), (1, FREQUENT), (1, ON_WEEKDAY))
-FRONTED_TIMED = AnyOf((2, DAYS), (1, ON_WEEKDAY), (6, LONG_TIMED))
-IF_TIMED = Combine(timed, IF_TENSE, phrases.NOTHING)
-SIMPLE_NOW = Combine(timed, NOW, phrases.NOTHING)
-WITHOUT_MODAL = Combine(timed, AnyOf((1, PRESENT), (1, PAST)), phrases.NOTHING)
-LATELY = AnyOf((1, Combine(timed, PRESENT, phrases.PRESENT_DAYS)), (1, Combine(timed, PAST, phrases.PAST_DAYS)))
-
-# ---- who does what -------------------------------------------------------------------------------------------------
-
-ACTORS = AnyOf((2, phrases.SUBJECT_PRONOUNS), (2, phrases.NAMES), (1, phrases.phrases(PEOPLE)))
-DESCRIBED_ACTORS = AnyOf((1, ACTORS), (1, phrases.phrases(PEOPLE, OneOf(PERSON_ADJECTIVES))))
-SPEAKERS = AnyOf((1, phrases.SUBJECT_PRONOUNS), (1, phrases.NAMES))
-
-
-def things(nouns: tuple[lexicon.Noun, ...], adjectives: tuple[lexicon.Adjective, ...]) -> Choices:
-    """Phrases of these nouns, with a number in two samples of five."""
-    return AnyOf((3, phrases.phrases(nouns, perhaps(adjectives))), (2, counted(nouns, perhaps(adjectives))))
-
-
-THINGS = lexicon.THINGS + lexicon.OPENABLE + lexicon.DEVICES
-THING_OBJECTS = things(lexicon.THINGS, THING_ADJECTIVES)
-FOOD_OBJECTS = AnyOf((3, things(lexicon.FOODS, FOOD_ADJECTIVES)), (2, mass(lexicon.DISHES, perhaps(FOOD_ADJECTIVES))))
-PERSON_OBJECTS = AnyOf((1, phrases.OBJECT_PRONOUNS), (3, phrases.phrases(PEOPLE, perhaps(PERSON_ADJECTIVES))))
-GIFTS = phrases.phrases(THINGS + lexicon.FOODS)
-RECEIVERS = AnyOf((1, phrases.OBJECT_PRONOUNS), (3, phrases.phrases(PEOPLE)))
-
-
-def doing(verb_choices: tuple[Verb, ...], objects: Choices) -> tuple[float, Choices]:
-    """A branch of verbs with accusative objects, weighted by the number of verbs so that none is rare."""
-    return len(verb_choices), Combine(accusative, OneOf(verb_choices), objects)
-
-
-OBJECT_PREDICATES = AnyOf(
-    doing(verbs.THING_VERBS, THING_OBJECTS),
-    doing(verbs.OPENING_VERBS, things(lexicon.OPENABLE, THING_ADJECTIVES)),
-    doing(verbs.DEVICE_VERBS, things(lexicon.DEVICES, THING_ADJECTIVES)),
-    doing(verbs.FOOD_VERBS, FOOD_OBJECTS),
-    doing(verbs.DRINK_VERBS, mass(lexicon.DRINKS, perhaps(FOOD_ADJECTIVES))),
-    doing(verbs.PERSON_VERBS, PERSON_OBJECTS),
-    (len(verbs.PERSON_DATIVE_VERBS), Combine(dative, OneOf(verbs.PERSON_DATIVE_VERBS), PERSON_OBJECTS)),
-)
-GIVING_PREDICATES = Combine(giving, OneOf(verbs.GIVING_VERBS), RECEIVERS, GIFTS)
-ACTIVITY_PREDICATES = Combine(intransitive, OneOf(verbs.ACTIVITIES))
-COMPLEMENTS = AnyOf((2, phrases.AT_PLACES), (1, phrases.COMPANIONS), (1, phrases.MANNERS))
-PLACED_PREDICATES = AnyOf(
-    (8, Combine(Predicate.plus, ACTIVITY_PREDICATES, COMPLEMENTS)),
-    (6, Combine(Predicate.plus, Combine(intransitive, OneOf(verbs.MOTION_VERBS)), phrases.TO_PLACES)),
-    (4, Combine(Predicate.plus, Combine(intransitive, OneOf(verbs.CITY_VERBS)), phrases.TO_CITIES)),
-)
-
-ARTICLES = OneOf([lexicon.THE, lexicon.THIS, lexicon.POSSESSIVES[-1]])
-VEHICLES = Combine(phrases.noun_phrase, ARTICLES, phrases.NO_ADJECTIVE, OneOf(lexicon.VEHICLES))
-EVENTS = Combine(phrases.noun_phrase, ARTICLES, phrases.NO_ADJECTIVE, OneOf(lexicon.EVENTS))
-VEHICLE_PREDICATES = Combine(intransitive, OneOf(verbs.VEHICLE_VERBS))
-EVENT_PREDICATES = Combine(intransitive, OneOf(verbs.EVENT_VERBS))
-STATES = Combine(being, OneOf(lexicon.STATES))
-
-
-def clauses(subjects: Choices, predicates: Choices, timing: Choices) -> Choices:
-    """All combinations of these subjects, predicates and times as clauses."""
-
-    def make(subject: NounPhrase, predicate: Predicate, tense_and_adverb: TimedTense) -> Clause:
-        return Clause(subject, predicate, *tense_and_adverb)
-
-    return Combine(make, subjects, predicates, timing)
-
-
-def events(timing: Choices) -> Choices:
-    """Clauses about vehicles and events: trains arrive, concerts begin."""
-    return AnyOf((2, clauses(VEHICLES, VEHICLE_PREDICATES, timing)), (3, clauses(EVENTS, EVENT_PREDICATES, timing)))
-
-
-def short_clauses(timing: Choices) -> Choices:
-    """Clauses that are short enough to be combined with another one."""
-    return AnyOf(
-        (7, clauses(ACTORS, OBJECT_PREDICATES, timing)),
-        (3, clauses(ACTORS, ACTIVITY_PREDICATES, timing)),
-        (1, events(timing)),
-    )
-
-
-# ---- descriptions --------------------------------------------------------------------------------------------------
-
-
-def described(nouns: tuple[lexicon.Noun, ...], adjectives: tuple[lexicon.Adjective, ...]) -> Choices:
-    """Clauses that attribute a fitting adjective to these nouns: `the book was old`."""
-    timing = AnyOf((1, WITHOUT_MODAL), (2, LATELY))
-    return clauses(phrases.phrases(nouns), Combine(being, OneOf(adjectives)), timing)
-
-
-DESCRIPTIONS = AnyOf(
-    (2, described(THINGS, THING_ADJECTIVES)),
-    (1, described(lexicon.FOODS, FOOD_ADJECTIVES)),
-    (2, described(PEOPLE, PERSON_ADJECTIVES + lexicon.STATES)),
-    (1, clauses(ACTORS, Combine(aged, phrases.NUMBERS), WITHOUT_MODAL)),
-)
-PRICED = Combine(
-    phrases.noun_phrase,
-    OneOf([lexicon.THE, lexicon.THIS, *lexicon.POSSESSIVES]),
-    perhaps(THING_ADJECTIVES),
-    OneOf(THINGS),
-)
-COUNTED_THINGS = counted(THINGS, perhaps(THING_ADJECTIVES))
-
-# ---- sentences -----------------------------------------------------------------------------------------------------
-
-STATEMENTS = AnyOf(
-    (4, clauses(ACTORS, OBJECT_PREDICATES, LONG_TIMED)),
-    (4, clauses(DESCRIBED_ACTORS, OBJECT_PREDICATES, BRIEFLY_TIMED)),
-    (3, clauses(ACTORS, GIVING_PREDICATES, BRIEFLY_TIMED)),
-    (8, clauses(DESCRIBED_ACTORS, PLACED_PREDICATES, BRIEFLY_TIMED)),
-    (2, events(AnyOf((1, ON_WEEKDAY), (6, LONG_TIMED)))),
-    (2, DESCRIPTIONS),
-)
-FRONTED_STATEMENTS = AnyOf(
-    (4, clauses(ACTORS, OBJECT_PREDICATES, FRONTED_TIMED)),
-    (1, clauses(ACTORS, ACTIVITY_PREDICATES, FRONTED_TIMED)),
-    (1, events(FRONTED_TIMED)),
-)
-YES_NO_QUESTIONS = AnyOf(
-    (2, clauses(ACTORS, OBJECT_PREDICATES, BRIEFLY_TIMED)),
-    (2, clauses(ACTORS, PLACED_PREDICATES, UNTIMED)),
-    (1, events(BRIEFLY_TIMED)),
-)
-WHEN, WHY = OneOf([Bilingual("when", "wann")]), OneOf([Bilingual("why", "warum")])
-THAT, WHETHER = OneOf([Bilingual("that", "dass")]), OneOf([Bilingual("whether", "ob")])
-BECAUSE, IF = OneOf([Bilingual("because", "weil")]), OneOf([Bilingual("if", "wenn")])
-PRESENT_STATE = clauses(SPEAKERS, STATES, Combine(timed, PRESENT, phrases.NOTHING))
-
-COMPLEX = AnyOf(
-    (
-        4,
-        Combine(
-            with_subordinate,
-            clauses(SPEAKERS, Combine(intransitive, OneOf(verbs.THAT_VERBS)), WITHOUT_MODAL),
-            THAT,
-            short_clauses(SUBORDINATE_TIMED),
-        ),
-    ),
-    (
-        1,
-        Combine(
-            with_subordinate,
-            clauses(SPEAKERS, Combine(intransitive, OneOf(verbs.WHETHER_VERBS)), WITHOUT_MODAL),
-            WHETHER,
-            short_clauses(SUBORDINATE_TIMED),
-        ),
-    ),
-    (2, Combine(with_subordinate, clauses(SPEAKERS, STATES, WITHOUT_MODAL), BECAUSE, short_clauses(UNTIMED))),
-    (1, Combine(with_subordinate, PRESENT_STATE, IF, short_clauses(IF_TIMED))),
-    (2, Combine(after_condition, short_clauses(IF_TIMED), clauses(SPEAKERS, ACTIVITY_PREDICATES, SIMPLE_NOW))),
-)
-SENTENCES: Choices = AnyOf(
-    (14, Combine(statement, STATEMENTS)),
-    (4, Combine(fronted_statement, FRONTED_STATEMENTS)),
-    (2, Combine(question, YES_NO_QUESTIONS)),
-    (1, Combine(asked_with, WHEN, short_clauses(UNTIMED))),
-    (1, Combine(asked_with, WHY, short_clauses(BRIEFLY_TIMED))),
-    (9, COMPLEX),
-    (1, Combine(there_are, AnyOf((1, PRESENT), (1, PAST)), COUNTED_THINGS, phrases.AT_PLACES)),
-    (1, Combine(costs, PRICED, phrases.NUMBERS)),
-)
+def _weight(weight: str, node: Choices, at: str) -> float:
+    """A number, or the number of choices for the slot of this name."""
+    if isinstance(node, Combine) and isinstance(node.make, Pattern) and weight in node.make.slots:
+        return node.parts[node.make.slots.index(weight)].size
+    if not re.fullmatch(r"(?=.*[1-9])\d+(\.\d+)?", weight):
+        raise LeapformerError(f"{at}: {weight!r} is no weight; give a number above 0, or a slot of the pattern")
+    return float(weight)
