@@ -62,6 +62,7 @@ setup(
             "matplotlib",
             "onnx",  # filterbanks of other rates and sizes than 16 kHz and 80 bins
             "pillow",
+            "praatio>=6",  # TextGrids of the Montreal Forced Aligner
             "pyyaml",
             "sacrebleu>=2.3",
             "scikit-learn",  # which fairseq imports, and Sparsefinder's k-means

@@ -191,6 +191,7 @@ assert MECHANISMS and "fairseq" not in sys.modules
 
 def test_runtime_works_without_what_only_training_needs():
     blocked = "torch torchaudio fairseq fairseq_cli simuleval kaldi_native_fbank yaml tqdm scipy matplotlib onnx soxr"
+    blocked += " praatio"
     code = f"""
 import importlib, pkgutil, sys
 for name in {blocked.split()}:

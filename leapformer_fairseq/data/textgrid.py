@@ -1,34 +1,55 @@
-"""Praat's TextGrid files in the long text format, as the Montreal Forced Aligner writes them: tiers of intervals."""
+"""Praat's TextGrid files, as the Montreal Forced Aligner writes them: tiers of intervals. praatIO parses them."""
 
 from __future__ import annotations
 
 import codecs
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ..support.errors import LeapformerError
+from praatio.utilities.errors import PraatioException
+from praatio.utilities.textgrid_io import parseTextgridStr
+
+from ..support.errors import SHOWN, LeapformerError
 from .alignments import Interval
 
 WORDS, PHONES = "words", "phones"  # the tiers of an aligned recording
 GAP_S = 0.005  # accepted between consecutive intervals, since times are rounded
 
 _BEGIN = ('File type = "ooTextFile"', 'Object class = "TextGrid"')
-_FIELD = re.compile(r"(?:(intervals|points): )?(xmin|xmax|class|name|text|mark|time|number|size)\s*=\s*(.*)", re.DOTALL)
-_HEADING = re.compile(r"(?:item|intervals|points) \[\d*\]:?|tiers\? <\w+>")
-_STRING = re.compile(r'"((?:[^"]|"")*)"')
+_HEADER = re.compile(r'\s*File type = "ooTextFile(?: short)?"\s*(?:Object class = )?"TextGrid"\s')
+_NEGATIVE = re.compile(r"^ *xmin ?= ?-[0.]*[1-9].*", re.MULTILINE)
 
 Tiers = dict[str, list[Interval]]
 
 
 def read_textgrid(path: Path) -> Tiers:
-    """Read the interval tiers of a TextGrid, by name; point tiers are left out.
+    """Read the interval tiers of a TextGrid in Praat's long or short text format, by name; point tiers are left out.
 
-    The file may be UTF-8 or UTF-16, with any line ends. Raises LeapformerError with file and line if it is not a
-    TextGrid in the long format, is truncated, or has intervals that do not follow each other.
+    The file may be UTF-8 or UTF-16, with any line ends. Raises LeapformerError with the file name if it is not a
+    TextGrid, is truncated, or has intervals that do not follow each other.
     """
-    return _Reader(path).read()
+    text = _text(path)
+    if not _HEADER.match(text):
+        raise _error(path, f"it begins with {text[:60]!r}")
+    if negative := _NEGATIVE.search(text):  # praatIO would drop the sign
+        raise _error(path, f"{negative[0].strip()!r} is before the recording")
+    tiers: Tiers = {}
+    try:
+        # Not `openTextgrid`, which refuses intervals of zero length and overlaps by rounding.
+        for content in parseTextgridStr(text, includeEmptyIntervals=True)["tiers"]:
+            if content["class"] != "IntervalTier":
+                continue
+            if content["name"] in tiers:
+                raise _error(path, f"a second tier {content['name']!r}")
+            intervals = [Interval(float(start), float(end), label) for start, end, label in content["entries"]]
+            _check(path, content["name"], intervals, content["xmin"], content["xmax"])
+            tiers[content["name"]] = intervals
+    except (PraatioException, ValueError, IndexError) as error:
+        if isinstance(error, LeapformerError):
+            raise
+        raise _error(path, " ".join(str(error).split())[:SHOWN]) from error
+    return tiers
 
 
 def tier(tiers: Tiers, name: str, path: Path) -> list[Interval]:
@@ -45,136 +66,54 @@ def tier(tiers: Tiers, name: str, path: Path) -> list[Interval]:
     return matching[0]
 
 
-class _Reader:
-    """Reads a file field by field, and tracks the current line for error messages."""
+def _text(path: Path) -> str:
+    """The content of a file, with line feeds at the ends of lines."""
+    try:
+        content = path.read_bytes()
+        wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        return re.sub(r"\r\n?", "\n", content.decode("utf-16" if wide else "utf-8-sig"))
+    except OSError as error:
+        raise LeapformerError(f"{path} cannot be read ({error}); check the path") from error
+    except UnicodeDecodeError as error:
+        raise _error(path, f"it is neither UTF-8 nor UTF-16 ({error.reason})") from error
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._line = path, 0
-        self._tiers: Tiers = {}
-        self._intervals: list[Interval] | None = None  # of the current tier; None in a tier of points
-        self._expected = 0  # number of intervals that the current tier announces
-        self._kind = ""
-        self._times: dict[str, float] = {}
 
-    def read(self) -> Tiers:
-        for name, value in self._fields(self._lines()):
-            match name:
-                case "class":
-                    self._kind = self._string(value)
-                case "name":
-                    self._begin_tier(self._string(value))
-                case "intervals":
-                    self._expected = int(self._number(value))
-                case "xmin" | "xmax":
-                    self._times[name] = self._number(value)
-                case "text" if self._intervals is not None:
-                    self._intervals.append(self._interval(self._string(value)))
-                case "heading":
-                    self._times.clear()
-        self._end_tier()
-        return self._tiers
+def _check(path: Path, name: str, intervals: Iterable[Interval], start: float, end: float) -> None:
+    """Raise LeapformerError unless the intervals of a tier follow each other from its `start` to its `end`, in seconds.
 
-    def _lines(self) -> list[str]:
-        try:
-            content = self._path.read_bytes()
-            wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-            text = content.decode("utf-16" if wide else "utf-8-sig")
-        except OSError as error:
-            raise LeapformerError(f"{self._path} cannot be read ({error}); check the path") from error
-        except UnicodeDecodeError as error:
-            self._line = content[: error.start].count(b"\n") + 1
-            raise self._error(f"neither UTF-8 nor UTF-16 ({error.reason})") from error
-        return re.split(r"\r\n|\r|\n", text)
-
-    def _fields(self, lines: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Yield each field's name and unparsed value; the field `intervals: size` is named "intervals".
-
-        A quoted string may span several lines, which are joined with line feeds. Headings yield ("heading", line).
-        """
-        begin = iter(_BEGIN)
-        rest = enumerate(lines, 1)
-        for self._line, line in rest:
-            line = line.strip()
-            if not line:
-                continue
-            if (expected := next(begin, None)) is not None:
-                if line != expected:
-                    raise self._error(f"{line[:40]!r} where {expected!r} should be")
-            elif _HEADING.fullmatch(line):
-                yield "heading", line
-            elif (field := _FIELD.fullmatch(line)) is not None:
-                owner, name, value = field.groups()
-                first = self._line  # a missing quotation mark is reported where the string begins
-                while value.startswith('"') and not _STRING.fullmatch(value):
-                    number, more = next(rest, (first, None))
-                    if more is None:
-                        self._line = first
-                        raise self._error("the quotation mark is never closed")
-                    self._line, value = number, f"{value}\n{more.rstrip()}"
-                yield owner or name, value
-            else:
-                raise self._error(f"{line[:40]!r} is not a line of the long format")
-        if next(begin, None) is not None:
-            raise self._error("the file ends")
-
-    def _begin_tier(self, name: str) -> None:
-        self._end_tier()
-        self._intervals = None
-        if self._kind == "IntervalTier":
-            if name in self._tiers:
-                raise self._error(f"a second tier {name!r}")
-            self._intervals = self._tiers[name] = []
-
-    def _end_tier(self) -> None:
-        if self._intervals is not None and len(self._intervals) != self._expected:
-            raise self._error(f"{len(self._intervals)} of {self._expected} intervals of a tier, then it ends")
-        self._expected = 0
-
-    def _interval(self, text: str) -> Interval:
-        if self._times.keys() < {"xmin", "xmax"}:
-            raise self._error("an interval without xmin or xmax")
-        interval = Interval(self._times["xmin"], self._times["xmax"], text)
-        last = self._intervals[-1].end if self._intervals else interval.start
+    praatIO reads damaged files as far as it understands them.
+    """
+    last = start
+    for interval in intervals:
         if interval.start > interval.end or abs(interval.start - last) > GAP_S:
-            raise self._error(f"an interval from {interval.start:g} to {interval.end:g} s after one up to {last:g} s")
-        return interval
+            times = f"{interval.start:g} to {interval.end:g} s after {last:g} s"
+            raise _error(path, f"tier {name!r} has an interval from {times}")
+        if '"' in interval.text and "\n" in interval.text:  # it goes on over a line that is no heading any more
+            raise _error(path, f"tier {name!r} has the text {interval.text[:40]!r}")
+        last = interval.end
+    if last < end - GAP_S:
+        raise _error(path, f"tier {name!r} has intervals up to {last:g} of {end:g} s")
 
-    def _string(self, value: str) -> str:
-        match = _STRING.fullmatch(value)
-        if match is None:
-            raise self._error(f"{value[:40]!r} where a text in quotation marks should be")
-        return match[1].replace('""', '"')
 
-    def _number(self, value: str) -> float:
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number):
-            raise self._error(f"{value[:40]!r} where a number should be")
-        return number
-
-    def _error(self, reason: str) -> LeapformerError:
-        remedy = "save it in Praat as a (long) text file, or align the recording again"
-        return LeapformerError(f"{self._path}, line {self._line}: {reason}; {remedy}")
+def _error(path: Path, reason: str) -> LeapformerError:
+    remedy = "save it in Praat as a text file, or align the recording again"
+    return LeapformerError(f"{path} is not a whole TextGrid: {reason}; {remedy}")
 
 
 def write_textgrid(path: Path, tiers: Mapping[str, Sequence[Interval]]) -> None:
-    """Write interval tiers in the long format; they must not be empty and must cover the same time."""
-    start, end = (f"{time:.6f}" for time in _span(next(iter(tiers.values()))))
-    lines = [*_BEGIN, "", f"xmin = {start}", f"xmax = {end}", "tiers? <exists>", f"size = {len(tiers)}", "item []:"]
-    for number, (name, intervals) in enumerate(tiers.items(), 1):
+    """Write interval tiers, of which none may be empty, in the long format."""
+    spans = [(intervals[0].start, intervals[-1].end) for intervals in tiers.values()]
+    lines = [*_BEGIN, "", f"xmin = {min(spans)[0]:.6f}", f"xmax = {max(end for _, end in spans):.6f}"]
+    lines += ["tiers? <exists>", f"size = {len(tiers)}", "item []:"]
+    for number, ((name, intervals), (start, end)) in enumerate(zip(tiers.items(), spans, strict=True), 1):
         lines += [f"    item [{number}]:", '        class = "IntervalTier"', f"        name = {_quoted(name)}"]
-        lines += [f"        xmin = {start}", f"        xmax = {end}", f"        intervals: size = {len(intervals)}"]
+        lines += [f"        xmin = {start:.6f}", f"        xmax = {end:.6f}"]
+        lines.append(f"        intervals: size = {len(intervals)}")
         for place, interval in enumerate(intervals, 1):
             lines.append(f"        intervals [{place}]:")
             lines += [f"            xmin = {interval.start:.6f}", f"            xmax = {interval.end:.6f}"]
             lines.append(f"            text = {_quoted(interval.text)}")
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _span(intervals: Sequence[Interval]) -> tuple[float, float]:
-    return intervals[0].start, intervals[-1].end
 
 
 def _quoted(text: str) -> str:
