@@ -222,9 +222,9 @@ class Mechanism(nn.Module):
 
     def _token_by_token(self, state: State, x: Inputs) -> tuple[Tensor, State]:
         """A causal `loop`: `extend` for each token."""
-        q, k, v, query, key, _ = x
+        q, k, v, _, key, _ = x
         if type(q.shape[2]) is int and q.shape[2] == 1:  # in a graph all other numbers are symbolic
-            return self.extend(state, q, k, v, query)
+            return self.extend(state, q, k, v, key)
         kind, names = type(state), list(state.tensors())
         optional = {"inputs": key.inputs, "keep": key.keep}
         further = {name: part.movedim(1, 0) for name, part in optional.items() if part is not None}

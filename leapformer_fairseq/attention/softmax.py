@@ -106,6 +106,13 @@ class CachedMechanism(Mechanism):
         cache = self.write(state, k, v, key)
         return self._attend_cache(cache, q, CAUSAL.after(before) if q.shape[2] > 1 else None), cache
 
+    def loop(
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
+    ) -> tuple[Tensor, State]:
+        if isinstance(mask, ChunkMask) and mask.past is not None:  # the default drops `past`
+            return self.scan(state, q, k, v, query, key, mask)
+        return super().loop(state, q, k, v, query, key, mask)
+
     def _in_chunks(
         self, cache: KVCache, q: Tensor, k: Tensor, v: Tensor, key: TokenInfo, mask: ChunkMask
     ) -> tuple[Tensor, KVCache]:

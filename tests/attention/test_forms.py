@@ -1,5 +1,6 @@
 """Every way of every mechanism is the same function: parallel, chunkwise, recompute, and recurrent."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leapformer_fairseq.attention import CAUSAL, PrefixMask, TokenInfo, build
+from leapformer_fairseq.attention import CAUSAL, ChunkMask, PrefixMask, TokenInfo, build
 from leapformer_fairseq.attention.linear.reweighting import CosReweighted
 from leapformer_fairseq.attention.ops import dispatch, linear
 from leapformer_fairseq.support.errors import LeapformerError
@@ -352,3 +353,28 @@ def test_running_sums_in_parts(count: int) -> None:
     x = torch.randn(2, 3, count, 4, dtype=torch.float64)
     with dispatch.override(states_in_turn=1, chunk=4):
         assert difference([linear.running_sums(x)], [x.cumsum(2)]) < 1e-12
+
+
+LOOPED = [
+    (1, 2, CAUSAL),
+    (2, 5, CAUSAL),
+    (2, 2, ChunkMask(1, past=0)),
+    (6, 6, ChunkMask(2, past=2)),
+    (1, 9, PrefixMask(2, 2)),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_loops_of_few_queries(name: str) -> None:
+    """A loop sees what the mask shows, of keys with inputs of their own, where the cases are smallest."""
+    for queries, keys, mask in LOOPED:
+        if not serves(name, mask):
+            continue
+        q, k, v = inputs(queries, keys)
+        key = replace(TokenInfo.whole(keys), inputs=torch.randn(2, keys, HEADS * DIM, dtype=torch.float64))
+        query = key if queries == keys else TokenInfo.whole(queries)
+        mechanism, call = make(name).double(), {"query": query, "key": key, "mask": mask}
+        if mechanism.capabilities.carry_is_given:
+            continue
+        expected = mechanism(q, k, v, execution="reference", **call)
+        assert difference([mechanism(q, k, v, execution="loop", **call)], [expected]) < 1e-11, mask
