@@ -2,7 +2,6 @@
 
 import ast
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,6 +13,7 @@ import pytest
 from leapformer_fairseq import PLUGIN_DIR, __version__
 
 from .fresh import run_after
+from .sources import copied_sources
 
 PACKAGE = PLUGIN_DIR.name
 # Lowest first, as docs/floors.svg draws them; a room imports only from lower floors, and attention of support only the
@@ -220,7 +220,6 @@ def test_setup_reads_the_version():
 
 # ------------------------------------------------------------------------------------------------ the wheel, elsewhere
 ROOT = PLUGIN_DIR.parent
-SOURCE = ("setup.py", "pyproject.toml", "README.md", PACKAGE, "configs")
 
 
 @pytest.fixture(scope="module")
@@ -228,10 +227,7 @@ def built(tmp_path_factory) -> Path:
     """A folder with the wheel and the source distribution."""
     if not (ROOT / "setup.py").is_file():
         pytest.skip("the installed package has no setup.py beside it")
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
-    for name in SOURCE:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, source / name)
+    source, out = copied_sources(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("dist")
     for words in (
         ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(out), "."],
         ["setup.py", "--quiet", "sdist", "--dist-dir", str(out)],

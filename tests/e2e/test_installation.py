@@ -18,6 +18,7 @@ import pytest
 from leapformer_fairseq import PLUGIN_DIR, __version__
 
 from ..exported import translation
+from ..sources import copied_sources
 
 pytestmark = pytest.mark.full
 
@@ -30,8 +31,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheel of this checkout, and what pip found that it needs."""
     if not (PLUGIN_DIR.parent / "setup.py").is_file():
         pytest.skip("the installed package has no setup.py beside it")
-    folder = tmp_path_factory.mktemp("installation")
-    wheel = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder, PLUGIN_DIR.parent]
+    source, folder = copied_sources(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("installation")
+    wheel = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", folder, source]
     subprocess.run([sys.executable, *wheel], check=True, timeout=300)
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True, timeout=300)
     return folder
