@@ -20,7 +20,8 @@ from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.compat import distributed
 from leapformer_fairseq.data.arrays import About, Example, write_about, write_split
 from leapformer_fairseq.models.averaging import load_checkpoint
-from leapformer_fairseq.studies.recipes.shell import Launcher, Shell
+from leapformer_fairseq.studies.launching import Launcher
+from leapformer_fairseq.studies.recipes.shell import Shell
 from leapformer_fairseq.support.errors import LeapformerError
 
 from .commands import done, leapformer, run

@@ -37,10 +37,10 @@ from leapformer_fairseq.scoring.validation import score_validation
 from leapformer_fairseq.simul import batch, sentence_training, simulate
 from leapformer_fairseq.simul.simulate import put_in_order
 from leapformer_fairseq.simul.talks import LOGS, join_logs
+from leapformer_fairseq.studies.launching import _last
 from leapformer_fairseq.studies.lra import grid
 from leapformer_fairseq.studies.lra.protocols import load
 from leapformer_fairseq.studies.probes import study, tasks
-from leapformer_fairseq.studies.recipes.shell import _last
 from leapformer_fairseq.studies.trainings import mend_last
 from leapformer_fairseq.tasks.classification import ClassificationDataset
 

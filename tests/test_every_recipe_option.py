@@ -15,9 +15,10 @@ from unittest.mock import patch
 
 import pytest
 
+from leapformer_fairseq.studies.launching import Launcher
 from leapformer_fairseq.studies.recipes import catalog
 from leapformer_fairseq.studies.recipes.recipe import launcher_of
-from leapformer_fairseq.studies.recipes.shell import Launcher, Shell
+from leapformer_fairseq.studies.recipes.shell import Shell
 
 # One data set for each kind of recipe, and what it needs to run dry.
 NEEDS: dict[str, list[str]] = {

@@ -36,13 +36,12 @@ from leapformer_fairseq.runtime.simul.text import CharEmitter, WordEmitter
 from leapformer_fairseq.runtime.simul.times import ComputeTimes
 from leapformer_fairseq.simul.engine import EncodedEngine, IncrementalEngine, RecomputeEngine
 from leapformer_fairseq.simul.simulate import Outcome, Utterance, logged
-from leapformer_fairseq.studies import trainings
+from leapformer_fairseq.studies import launching, trainings
 from leapformer_fairseq.studies.curve import curve as curves
+from leapformer_fairseq.studies.launching import Losses
 from leapformer_fairseq.studies.linearize import selection
 from leapformer_fairseq.studies.linearize.selection import Swap, choose
 from leapformer_fairseq.studies.probes import study as probes
-from leapformer_fairseq.studies.recipes import shell
-from leapformer_fairseq.studies.recipes.shell import Losses
 
 from .models.tiny import make_model, target_prefix
 from .scripted import ScriptedSystem, Words, sound, talk
@@ -368,7 +367,7 @@ def test_joined_sentences_are_those_of_the_epoch() -> None:
 def test_the_time_that_is_left_counts_from_where_a_process_began(monkeypatch: pytest.MonkeyPatch) -> None:
     """A resumed training has a share done for which it took no time; of two limits the nearer one counts."""
     now, said = iter([1000.0, 1010.0, 1030.0, 1300.0]), list[str]()
-    monkeypatch.setattr(shell.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(launching.time, "monotonic", lambda: next(now))
     watch = Losses(["train", "--max-epoch", "100", "--max-update", "1000"], said.append)
     for update in (500, 600, 800, 801):
         watch({"loss": "1", "num_updates": str(update), "update": update / 100})

@@ -28,8 +28,8 @@ from leapformer_fairseq.runtime.simul.stream import DecodingOptions, Translation
 from leapformer_fairseq.runtime.simul.times import ComputeTimes
 from leapformer_fairseq.simul.engine import IncrementalEngine, RecomputeEngine
 from leapformer_fairseq.simul.system import TranslationSystem
+from leapformer_fairseq.studies.launching import Launcher, Losses
 from leapformer_fairseq.studies.recipes import shell
-from leapformer_fairseq.studies.recipes.shell import Launcher, Losses
 from leapformer_fairseq.studies.recipes.speech import write_longest
 from leapformer_fairseq.support.errors import LeapformerError
 

@@ -38,9 +38,9 @@ from leapformer_fairseq.runtime.simul.times import ComputeTimes
 from leapformer_fairseq.simul import talks
 from leapformer_fairseq.simul.simulate import Simulation, Utterance
 from leapformer_fairseq.simul.states import States
+from leapformer_fairseq.studies import launching
 from leapformer_fairseq.studies.curve.curve_report import _spread
 from leapformer_fairseq.studies.linearize.stages import _seconds
-from leapformer_fairseq.studies.recipes import shell
 from leapformer_fairseq.studies.recipes.shell import Shell
 from leapformer_fairseq.studies.trainings import environment, speed
 from leapformer_fairseq.support.errors import LeapformerError
@@ -362,7 +362,7 @@ def test_elapsed_time_is_in_minutes_and_seconds(clock: Clock, tmp_path: Path) ->
 
 def test_the_time_that_is_left_is_in_seconds_then_minutes(clock: Clock) -> None:
     said: list[str] = []
-    watch = shell.Losses(["train", "--max-update", "1000"], said.append)
+    watch = launching.Losses(["train", "--max-update", "1000"], said.append)
     for update, seconds in ((100, 0), (200, 60), (900, 420), (950, 30)):
         clock.now += seconds
         watch({"loss": "1", "num_updates": str(update)})

@@ -111,8 +111,8 @@ def run_all(works: Iterable[Work], at_once: int = 1) -> None:
     If this process is interrupted, it interrupts all started processes, and raises KeyboardInterrupt once they have
     ended. An exception in one of the works ends all.
     """
-    waiting, active = iter(works), list[_Active]()
-    with _interruptible():
+    waiting, active = iter(works), dict[Running, Work]()
+    with interruptible():
         try:
             while True:
                 while len(active) < at_once and (work := next(waiting, None)) is not None:
@@ -120,13 +120,12 @@ def run_all(works: Iterable[Work], at_once: int = 1) -> None:
                 if not active:
                     return
                 with suppress(subprocess.TimeoutExpired):
-                    active[0].process.wait(POLL_S)
+                    next(iter(active)).process.wait(POLL_S)
                 for running in list(active):
                     status = running.poll()
                     if status is not None:
-                        active.remove(running)
                         running.close()
-                        _begin(running.work, status, active)
+                        _begin(active.pop(running), status, active)
         except BaseException:
             for running in active:  # all at once: each may take its time to save
                 running.interrupt()
@@ -135,12 +134,12 @@ def run_all(works: Iterable[Work], at_once: int = 1) -> None:
             raise
 
 
-class _Active:
-    """A running process, and the work that it belongs to."""
+class Running:
+    """A process that is running, and its log."""
 
-    def __init__(self, work: Work, about: Process) -> None:
+    def __init__(self, about: Process) -> None:
         about.log.parent.mkdir(parents=True, exist_ok=True)
-        self.work, self.watch = work, about.watch
+        self.watch = about.watch
         self.output = about.log.open("ab")
         self.reader: TextIO = about.log.open(encoding="utf-8", errors="replace")
         # The watcher has seen the entries of earlier attempts.
@@ -179,15 +178,15 @@ class _Active:
         self.close()
 
 
-def _begin(work: Work, status: int | None, active: list[_Active]) -> None:
+def _begin(work: Work, status: int | None, active: dict[Running, Work]) -> None:
     """Start the next process of a work, if there is one."""
     with suppress(StopIteration):
         process = next(work) if status is None else work.send(status)
-        active.append(_Active(work, process))
+        active[Running(process)] = work
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Make SIGTERM and a closed terminal act like Ctrl-C, also in the background, where shells ignore Ctrl-C."""
     numbers = [signal.SIGINT, signal.SIGTERM]
     numbers += [signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) == signal.SIG_DFL)  # nohup ignores it

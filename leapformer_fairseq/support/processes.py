@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -19,6 +20,8 @@ from .errors import LeapformerError
 def pool_of(count: int, what: str, remedy: str) -> Iterator[ProcessPoolExecutor]:
     """Yield a pool of `count` spawned processes that log warnings only; pending work is cancelled after the block.
 
+    If this process is interrupted, what they are doing is lost: they are killed. Ctrl-C does not reach them.
+
     Raises LeapformerError if a process dies: `what` is the option that asked for processes, `remedy` says what is kept.
     """
     # Spawned, not forked: forks inherit torch's threads, and the log level that importing fairseq sets.
@@ -28,6 +31,10 @@ def pool_of(count: int, what: str, remedy: str) -> Iterator[ProcessPoolExecutor]
             yield pool
         except BrokenProcessPool as error:
             raise LeapformerError(f"a process of {what} was killed, perhaps out of memory; {remedy}") from error
+        except KeyboardInterrupt:
+            for process in list((pool._processes or {}).values()):  # Python 3.14 calls this kill_workers
+                process.kill()
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -36,6 +43,7 @@ def _begin(level: int | None = None) -> None:
     """Begin a process of a pool, which ends with its parent: if that is killed, nobody wants the results."""
     if level is not None:
         logging.basicConfig(level=level)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

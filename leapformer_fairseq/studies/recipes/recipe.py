@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...support.errors import LeapformerError
+from ..launching import LAUNCHERS, Launcher
 from ..trainings import Work
 from . import configuration
 from .options import Parser, one_of, whole, words
 from .plans import BLOCKS, Attention
-from .shell import LAUNCHERS, Launcher, Shell
+from .shell import Shell
 
 if TYPE_CHECKING:
     from ...attention import Mask

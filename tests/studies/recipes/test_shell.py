@@ -12,9 +12,10 @@ import pytest
 
 from leapformer_fairseq import PLUGIN_DIR
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.studies import trainings
-from leapformer_fairseq.studies.recipes import catalog, configuration, shell
-from leapformer_fairseq.studies.recipes.shell import Launcher, Losses, Shell
+from leapformer_fairseq.studies import launching, trainings
+from leapformer_fairseq.studies.launching import COMMANDS, Launcher, Losses
+from leapformer_fairseq.studies.recipes import catalog, configuration
+from leapformer_fairseq.studies.recipes.shell import Shell
 from leapformer_fairseq.support.errors import LeapformerError
 from tests.support.test_files import another_in
 
@@ -39,7 +40,7 @@ def test_what_is_finished_is_not_run_again(host, called, tmp_path):
         host.run(host.once(tmp_path / "data", host.leapformer("score", 1), host.leapformer("table", tmp_path)))
     assert called == [["score", "1"], ["table", str(tmp_path)]]
     assert f"{tmp_path}/data is finished, skipped" in host.said[-1]
-    commands = (tmp_path / shell.COMMANDS).read_text().splitlines()
+    commands = (tmp_path / COMMANDS).read_text().splitlines()
     assert commands[-2:] == ["leapformer score 1", f"leapformer table {tmp_path}"]
 
 
@@ -83,7 +84,7 @@ def test_a_run_of_other_options_and_one_that_is_running_are_refused(host, tmp_pa
 def test_losses_come_with_the_time_that_is_left(monkeypatch):
     said: list[str] = []
     now = iter([100.0, 130.0, 160.0])
-    monkeypatch.setattr(shell.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(launching.time, "monotonic", lambda: next(now))
     watch = Losses(["train", "--max-update", "9", "--max-epoch", "10", "--max-update", "300"], said.append)
     for update in (100, 150):
         watch({"loss": "4.5", "l1_loss": "0.5", "num_updates": str(update), "update": update / 100})

@@ -1,0 +1,390 @@
+"""The engine that runs every study: trainings, measurements and what is made of them, from any state of their folder.
+
+A study is a pure function from the results so far to the cells that are wanted, each with its work and the file that it
+leaves. The engine asks it again after each cell that ends. So the next cells may depend on results, and a study that
+was interrupted or killed is resumed by the same code that runs it.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..support.errors import LeapformerError
+from ..support.files import make_folder, owned, read_json, write_json, write_text
+from ..support.processes import pool_of
+from ..support.progress import Watch, unwatched
+from . import trainings
+from .launching import Launcher, Losses, age_of, record, started_by, time_left
+
+POLL_S = 0.1  # between two looks at processes, logs and calls
+DONE = "done"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A step that runs a program of this environment as a process.
+
+    words:    the arguments of `program`.
+    log:      the file in the cell's folder to which the output of all attempts is appended.
+    launched: for a training: started by the study's launcher, resumed if it dies, with its losses printed.
+    threads:  by default one if cells run in parallel, else all cores or the user's OMP_NUM_THREADS.
+    tell:     returns what a JSON entry of the log says about the cell, such as an accuracy, or "".
+    """
+
+    words: tuple[str, ...]
+    log: str = "log"
+    program: str = "leapformer"
+    launched: bool = False
+    threads: int | None = None
+    tell: Callable[[dict[str, Any]], str] | None = None
+
+    def __str__(self) -> str:
+        return shlex.join([self.program, *self.words])
+
+
+@dataclass(frozen=True)
+class Call:
+    """A step that calls a function, in this process or, with --jobs, in another one.
+
+    For other processes, the function has to be one of a module, and its arguments and value must be picklable. The
+    value of a cell's last call is its result, unless the cell collects it.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        arguments = ", ".join(map(repr, self.arguments))
+        return f"# {self.function.__module__}.{self.function.__qualname__}({arguments})"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A unit of work, which is done as soon as its result is there. Nothing else says so.
+
+    name:    unique in the study, for messages and --only.
+    steps:   run one after the other; those that resume, such as trainings, go on where they were interrupted.
+    result:  the file with the result, below the study's folder; its folder is the cell's, with the logs. A name that
+             ends with .json holds a JSON object, any other is an empty mark. By default NAME/done.
+    collect: makes the content of the result, given the cell's folder, after the last step.
+    fields:  keys that a JSON result must have.
+    needs:   names of the cells that must be done before.
+    inputs:  files that must exist, or be below the folder of a cell in `needs`, before any work of the study.
+    alone:   no cell runs beside it, for measurements of time.
+    vital:   its failure ends the study.
+    tidy:    deletes from the cell's folder, once the result is there, what only resuming needs.
+    """
+
+    name: str
+    steps: tuple[Command | Call, ...]
+    result: str = ""
+    collect: Callable[[Path], Any] | None = None
+    fields: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    inputs: tuple[Path, ...] = ()
+    alone: bool = False
+    vital: bool = False
+    tidy: Callable[[Path], None] | None = None
+
+    def path(self, out: Path) -> Path:
+        """The file of the result in a study's folder."""
+        return out / (self.result or f"{self.name}/{DONE}")
+
+    def read(self, out: Path) -> Any:
+        """The result: the JSON object, True for a mark, None if it is not there. Raises LeapformerError if damaged."""
+        path = self.path(out)
+        if not path.is_file():
+            return None
+        return read_json(path, self.fields) if path.suffix == ".json" else True
+
+    def write(self, out: Path, value: Any) -> None:
+        """Write the result, complete or not at all."""
+        path = self.path(out)
+        if path.suffix == ".json":
+            write_json(path, value)
+        else:
+            write_text(path, "")
+
+
+@dataclass
+class State:
+    """What is known about a study: results by the cell's name, and reasons why cells failed or were not started."""
+
+    results: dict[str, Any] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+class Study(ABC):
+    """A description of work for the engine, in the folder `out`."""
+
+    out: Path
+
+    def check(self) -> None:  # noqa: B027
+        """Raise LeapformerError for a wrong option or plan; called before any work, and before the folder is made."""
+
+    def reserve(self) -> None:  # noqa: B027
+        """Write to the folder whose it is; called while the engine holds its lock.
+
+        Raises LeapformerError if it holds anything else, see `files.locked_folder`.
+        """
+
+    @abstractmethod
+    def cells(self, state: State) -> Sequence[Cell]:
+        """The cells that are wanted, done or not, in the order in which to start them; nothing but `state` counts."""
+
+    def report(self, state: State) -> None:  # noqa: B027
+        """Write tables and figures of the results so far; called at the start and whenever cells have ended."""
+
+
+# ------------------------------------------------------------------------------------------------------------- planning
+def planned(study: Study, state: State, only: Collection[str] = ()) -> list[Cell]:
+    """Read results into `state` until the study asks for no further cells; return those that are selected by `only`.
+
+    Raises LeapformerError for a damaged result, two cells of one name, result or log, an unknown need, a cycle, and a
+    missing input of a cell that is selected and not done.
+    """
+    while True:
+        cells = list(study.cells(state))
+        _check_graph(cells)
+        results = {cell.name: cell.read(study.out) for cell in cells if cell.name not in state.results}
+        results = {name: result for name, result in results.items() if result is not None}
+        if not results:
+            break
+        state.results |= results
+    chosen = selected(cells, only)
+    folders = {cell.name: cell.path(study.out).parent for cell in cells}
+    for cell in chosen:
+        made = [folders[name] for name in cell.needs]
+        for path in cell.inputs if cell.name not in state.results else ():
+            if not path.exists() and not any(path.is_relative_to(folder) for folder in made):
+                raise LeapformerError(f"{cell.name}: no {path}, which it needs; check the path")
+    return chosen
+
+
+def _check_graph(cells: Sequence[Cell]) -> None:
+    names = {cell.name for cell in cells}
+    if name := _repeated(cell.name for cell in cells):
+        raise LeapformerError(f"two cells are called {name}; give each its own name")
+    if path := _repeated(cell.path(Path()) for cell in cells):
+        raise LeapformerError(f"two cells write {path}; give each its own result")
+    logs = [{cell.path(Path()).parent / step.log for step in cell.steps if isinstance(step, Command)} for cell in cells]
+    if path := _repeated(log for of_cell in logs for log in of_cell):
+        raise LeapformerError(f"two cells write the log {path}; give each its own folder or log")
+    left = {cell.name: set(cell.needs) for cell in cells}
+    for name, needs in left.items():
+        if unknown := sorted(needs - names):
+            raise LeapformerError(f"{name} needs {unknown[0]}, which is no cell of the study; check the name")
+    while free := [name for name, needs in left.items() if not needs & left.keys()]:
+        for name in free:
+            del left[name]
+    if left:
+        raise LeapformerError(f"{', '.join(left)}: no order is possible, they need each other; remove one of the needs")
+
+
+def _repeated(values: Iterable[Any]) -> Any:
+    """The first value that was there before; None if all differ."""
+    seen = set[Any]()
+    return next((value for value in values if value in seen or seen.add(value)), None)  # type: ignore[func-returns-value]
+
+
+def selected(cells: Sequence[Cell], only: Collection[str]) -> list[Cell]:
+    """The cells that --only asks for, with all that they need; all cells if it asks for nothing.
+
+    A word stands for the cell of this name or, if there is none, for all cells whose names contain it.
+    """
+    if not only:
+        return list(cells)
+    needs = {cell.name: cell.needs for cell in cells}
+    names = [name for word in only for name in needs if (name == word if word in needs else word in name)]
+    for name in names:  # which grows by what is needed
+        names += [need for need in needs[name] if need not in names]
+    return [cell for cell in cells if cell.name in names]
+
+
+def ready(cells: Sequence[Cell], state: State, running: Sequence[Cell], jobs: int) -> list[Cell]:
+    """The cells to start now, beside those that run, so that at most `jobs` run."""
+    active, started = list(running), list[Cell]()
+    over = {*state.results, *state.failed, *(cell.name for cell in running)}
+    for cell in cells:
+        if cell.name in over or any(need not in state.results for need in cell.needs):
+            continue
+        if len(active) >= jobs or any(other.alone for other in active):
+            break
+        if cell.alone and active:
+            break  # nor is a later one started, or it would never be alone
+        active.append(cell)
+        started.append(cell)
+    return started
+
+
+# -------------------------------------------------------------------------------------------------------------- running
+class Engine:
+    """Runs a study.
+
+    say:      prints a line for the user: cells that start, losses of launched trainings, failures.
+    jobs:     how many cells may run in parallel, each with one thread.
+    launcher: how launched trainings are started.
+    only:     words that select cells, see `selected`.
+    dry:      print what would be run, and write nothing.
+    watch:    shows how many of the cells are done.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        *,
+        say: Callable[[str], None] = lambda line: None,
+        jobs: int = 1,
+        launcher: Launcher | None = None,
+        only: Collection[str] = (),
+        dry: bool = False,
+        watch: Watch = unwatched,
+    ) -> None:
+        self.study, self.jobs, self.launcher, self.only, self.dry = study, jobs, launcher or Launcher(), only, dry
+        self._say, self._watch = say, watch
+        self._stack, self._pool = ExitStack(), list[ProcessPoolExecutor]()
+        self._active = dict[str, tuple[Cell, Generator[None, None, Any]]]()
+        self._processes = dict[str, trainings.Running]()
+        self._told = dict[str, str]()  # what the log of a running cell said last
+
+    def run(self) -> State:
+        """Run what is selected and not done, and return what is known at the end.
+
+        The failure of a cell does not end the study, unless it is vital; cells that depend on it are not started, and
+        `failed` has the reasons. An interrupt is passed on to all processes, then raised once they have ended.
+
+        Raises LeapformerError for wrong options and plans, a failed vital cell, and results that cannot be written.
+        """
+        if self.jobs < 1:
+            raise LeapformerError(f"--jobs {self.jobs}: give at least 1")
+        self.study.check()
+        state = State()
+        cells = planned(self.study, state)
+        for word in self.only:
+            if not selected(cells, [word]):
+                names = ", ".join(cell.name for cell in cells)
+                raise LeapformerError(f"--only {word}: no cell has this in its name; choose from {names}")
+        cells = planned(self.study, state, self.only)
+        if self.dry:
+            for cell in cells:
+                if cell.name not in state.results:
+                    self._say("\n".join([f"# {cell.name}", *map(str, cell.steps), ""]))
+            return state
+        with owned(self.study.out), trainings.interruptible(), self._stack:
+            self.study.reserve()
+            try:
+                self._run(state)
+            except BaseException:
+                for process in self._processes.values():  # all at once: each may take its time to save
+                    process.interrupt()
+                for process in self._processes.values():
+                    process.end()
+                raise
+        return state
+
+    def _run(self, state: State) -> None:
+        began, before = time.monotonic(), -1
+        while True:
+            cells = planned(self.study, state, self.only)
+            done = sum(cell.name in state.results for cell in cells)
+            before = done if before < 0 else before
+            self.study.report(state)
+            for cell in ready(cells, state, [cell for cell, _ in self._active.values()], self.jobs):
+                left = ""
+                if done - before >= self.jobs:
+                    left = time_left((time.monotonic() - began) / (done - before) * (len(cells) - done))
+                self._say(f"== {done} of {len(cells)} done{left}: {cell.name}")
+                self._active[cell.name] = cell, self._work(cell)
+            if not self._active:
+                for cell in cells:
+                    if lacking := [name for name in cell.needs if name not in state.results]:
+                        state.failed.setdefault(cell.name, f"not started, it needs {lacking[0]}")
+                return
+            self._show(done, len(cells))
+            while not any([self._ended(name, state) for name in list(self._active)]):  # a list: look at all of them
+                self._show(done, len(cells))
+                time.sleep(POLL_S)
+
+    def _show(self, done: int, total: int) -> None:
+        self._watch(done, total, ", ".join(f"{name} {self._told.get(name, '')}".strip() for name in self._active))
+
+    def _ended(self, name: str, state: State) -> bool:
+        """Go on with a cell; whether it has ended."""
+        cell, work = self._active[name]
+        try:
+            next(work)
+            return False
+        except StopIteration as end:
+            value, reason = end.value, ""
+        except LeapformerError as error:
+            value, reason = None, str(error)
+        del self._active[name]
+        self._told.pop(name, None)
+        if not reason:
+            cell.write(self.study.out, value)  # if this fails, it would for the others, too
+            if cell.tidy:
+                cell.tidy(cell.path(self.study.out).parent)
+        elif cell.vital:
+            raise LeapformerError(f"{name}: {reason}")
+        else:
+            state.failed[name] = reason
+            self._say(f"{name} failed: {reason}")
+        return True
+
+    def _work(self, cell: Cell) -> Generator[None, None, Any]:
+        """Run the steps of a cell, yield while one is running, return the result. Raises LeapformerError."""
+        folder, value = make_folder(cell.path(self.study.out).parent), None
+        for step in cell.steps:
+            if isinstance(step, Command):
+                yield from self._complete(step, cell, folder)
+            elif self.jobs == 1:
+                value = step.function(*step.arguments)
+            else:
+                future = self._workers().submit(step.function, *step.arguments)
+                while not future.done():
+                    yield
+                value = future.result()
+        return cell.collect(folder) if cell.collect else value
+
+    def _workers(self) -> ProcessPoolExecutor:
+        if not self._pool:
+            kept = "finished work is kept, and the same command goes on"
+            self._pool.append(self._stack.enter_context(pool_of(self.jobs, f"--jobs {self.jobs}", kept)))
+        return self._pool[0]
+
+    def _complete(self, step: Command, cell: Cell, folder: Path) -> Generator[None, None, None]:
+        """Run a command; a launched one is started again as long as each attempt leaves a new checkpoint."""
+        record(self.study.out, [step.program, *step.words])
+        start = self.launcher.prefix() if step.launched else started_by(step.program)
+        environment = trainings.environment(step.threads or (1 if self.jobs > 1 else None))
+        log, last = folder / step.log, folder / trainings.LAST
+        losses = Losses(step.words, lambda line: self._say(f"  {cell.name}: {line}")) if step.launched else None
+
+        def watch(entry: dict[str, Any]) -> None:
+            if losses:
+                losses(entry)
+            if step.tell and (text := step.tell(entry)):
+                self._told[cell.name] = text
+
+        for left in range(self.launcher.restarts if step.launched else 0, -1, -1):
+            size, before = trainings.size_of(log), age_of(last)
+            process = trainings.Running(trainings.Process([*start, *step.words], log, watch, environment))
+            self._processes[cell.name] = process
+            while (status := process.poll()) is None:
+                yield
+            del self._processes[cell.name]
+            process.close()
+            if not status:
+                return
+            error = trainings.failure(log, size, status)
+            if not left or age_of(last) == before:  # it would die at the same place again
+                raise error
+            self._say(f"{cell.name} goes on from its last checkpoint, it died: {error}")
