@@ -38,6 +38,7 @@ from leapformer_fairseq.simul.engine import EncodedEngine, IncrementalEngine, Re
 from leapformer_fairseq.simul.simulate import Outcome, Utterance, logged
 from leapformer_fairseq.studies import launching, trainings
 from leapformer_fairseq.studies.curve import curve as curves
+from leapformer_fairseq.studies.engine import Engine
 from leapformer_fairseq.studies.launching import Losses
 from leapformer_fairseq.studies.linearize import selection
 from leapformer_fairseq.studies.linearize.selection import Swap, choose
@@ -421,13 +422,13 @@ def test_probes_are_trained_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
     monkeypatch.setattr(probes, "train", train)
     monkeypatch.setattr(probes, "draw_probes", lambda *given: None)
-    study = probes.Study(["recall"], ["leap", "relu"], rates=(0.1, 0.2), seeds=(1, 2, 3), updates=7)
-    probes.measure(study, tmp_path, "signature")
+    study = probes.Study(["recall"], ["leap", "relu"], rates=(0.1, 0.2), seeds=(1, 2, 3), updates=7, out=tmp_path)
+    Engine(study).run()
     assert len(trained) == 12 == len(set(trained)) and {updates for _, updates in trained} == {7}
     whole = (tmp_path / "results.json").read_text()
     for lost in islice((tmp_path / "runs").iterdir(), 3):
         lost.unlink()
-    probes.measure(study, tmp_path, "signature")
+    Engine(study).run()
     assert len(trained) == 15 and (tmp_path / "results.json").read_text() == whole
 
 

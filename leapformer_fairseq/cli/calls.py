@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import functools
+import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ..support.errors import LeapformerError
 from ..support.files import owned
+
+if TYPE_CHECKING:
+    from ..studies.engine import State
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -24,6 +29,13 @@ def call(words: Sequence[str]) -> None:
     args = build_parser(words[0]).parse_args(words)
     if args.run(args):
         raise LeapformerError(f"leapformer {' '.join(words)} failed; the messages above say why")
+
+
+def failures(state: State) -> int:
+    """Print a line for each cell of a study that failed; return the exit status."""
+    for name, reason in state.failed.items():
+        print(f"leapformer: error: {name}: {reason}", file=sys.stderr)
+    return int(bool(state.failed))
 
 
 def owning(run: Run) -> Run:

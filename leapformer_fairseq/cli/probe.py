@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from ..studies.probes import NAMES, RATES
 from ..support.progress import progress
@@ -31,13 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at once, each with one thread")
 
 
-@calls.owning
 def run(args: argparse.Namespace) -> int:
     """Train, print the tables, and write them to --out. Raises LeapformerError for mechanisms that cannot be probed."""
-    from ..studies.probes.study import Study, measure
+    from ..studies.engine import Engine
+    from ..studies.probes.study import Study
 
-    study = Study(args.probes, args.attention, args.rates, args.seeds, args.updates)
+    numbers = (args.rates, args.seeds, args.updates)
+    study = Study(args.probes, args.attention, *numbers, Path(args.out), signature(threads=1))
     with progress("probes", "training") as watch:
-        lines = measure(study, args.out, signature(threads=1), args.jobs, watch)
-    print("\n".join(lines))
-    return 0
+        state = Engine(study, jobs=args.jobs, watch=watch).run()
+    if not state.failed:
+        print("\n".join(study.tables(state)))
+    return calls.failures(state)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from leapformer_fairseq.attention import find
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.studies.engine import Engine
 from leapformer_fairseq.studies.probes import NAMES, study, tasks
 from leapformer_fairseq.studies.probes.model import ProbeModel
-from leapformer_fairseq.studies.probes.study import Run, Study, measure, parsed, train
+from leapformer_fairseq.studies.probes.study import Run, Study, parsed, train
 from leapformer_fairseq.studies.probes.tasks import NOTHING, PADDING, PROBES, WORDS, Size
 from leapformer_fairseq.support.errors import LeapformerError
 
@@ -112,6 +114,12 @@ def test_mechanisms_are_probed_wherever_they_serve(name):
             model.loss(probe.draw(2, probe.trained[0], torch.Generator().manual_seed(1))).backward()
             weights = [x for x in model.layers[0].self_attention.parameters() if x.requires_grad]
             assert all(weight.grad is not None for weight in weights)
+
+
+def measure(study: Study, out: Path, signature: str, jobs: int = 1) -> list[str]:
+    """The lines of the tables of a study that is run in a folder."""
+    study = replace(study, out=out, signature=signature)
+    return study.tables(Engine(study, jobs=jobs).run())
 
 
 SMALL = {

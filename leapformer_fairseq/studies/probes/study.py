@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import as_completed
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -17,9 +16,9 @@ from torch import nn
 from ...attention import OPTIONS, find
 from ...scoring.pictures.probes import draw_probes
 from ...support.errors import LeapformerError
-from ...support.files import locked_folder, make_folder, read_json, write_json, write_text
-from ...support.processes import pool_of
-from ...support.progress import Watch, unwatched
+from ...support.files import locked_folder, write_json, write_text
+from .. import engine
+from ..engine import Call, Cell, State
 from . import RATES
 from .model import ProbeModel
 from .tasks import PROBES, Probe
@@ -37,20 +36,26 @@ class Run(NamedTuple):
     rate: float
     seed: int
 
-    def file(self, out: Path) -> Path:
-        name = self.attention.translate(str.maketrans("/,*:=", "+____"))
-        return out / "runs" / f"{self.probe}-{name}-{self.rate:g}-{self.seed}.json"
+    @property
+    def name(self) -> str:
+        attention = self.attention.translate(str.maketrans("/,*:=", "+____"))
+        return f"{self.probe}-{attention}-{self.rate:g}-{self.seed}"
 
 
 @dataclass(frozen=True)
-class Study:
-    """The grid. `updates` overrides the number of each probe."""
+class Study(engine.Study):
+    """The grid. `updates` overrides the number of each probe.
+
+    The folder `out` gets the runs, results.json, table.md and probes.png, each with the `signature` of the measurement.
+    """
 
     probes: Sequence[str]
     attentions: Sequence[str]
     rates: Sequence[float] = RATES
     seeds: Sequence[int] = (1, 2, 3)
     updates: int | None = None
+    out: Path = Path()
+    signature: str = ""
 
     def check(self) -> None:
         """Raise LeapformerError for unknown or unsupported names, and for numbers that are not above 0."""
@@ -71,6 +76,36 @@ class Study:
                     reason = mechanism.capabilities.unsupported_reason(about.block, about.mask)
                 if reason is not None:
                     raise LeapformerError(f"{name} cannot be probed by {probe}: {reason}")
+
+    def reserve(self) -> None:
+        """Raise LeapformerError if the folder holds another study."""
+        locked_folder(self.out, RECORD, {"updates": self.updates}, "study of probes", self.signature)
+
+    def cells(self, state: State) -> list[Cell]:
+        """A call for each training."""
+        return [
+            Cell(run.name, (Call(_measured, (run, self.updates)),), f"runs/{run.name}.json", fields=("scores",))
+            for run in dict.fromkeys(self.runs())  # an option may have a value twice
+        ]
+
+    def report(self, state: State) -> None:
+        """Write the results, the tables and the picture once all trainings have ended well."""
+        if any(run.name not in state.results for run in self.runs()):
+            return
+        summaries, signature = self.summaries(state), self.signature
+        write_json(self.out / "results.json", {"signature": signature, "study": _described(self), "found": summaries})
+        lines = ["# Probes", "", *self.tables(state), f"Signature: `{signature}`", ""]
+        write_text(self.out / "table.md", "\n".join(lines))
+        draw_probes({probe: (PROBES[probe].about, rows) for probe, rows in summaries.items()}, self.out / "probes.png")
+
+    def summaries(self, state: State) -> dict[str, list[dict[str, Any]]]:
+        """For each probe, the attentions' best rates and their scores, in %."""
+        scores = {run: state.results[run.name]["scores"] for run in self.runs()}
+        return {probe: _summary(self, probe, scores) for probe in self.probes}
+
+    def tables(self, state: State) -> list[str]:
+        """The lines of a table for each probe."""
+        return [line for probe, rows in self.summaries(state).items() for line in _table(self, probe, rows)]
 
     def runs(self) -> list[Run]:
         return [
@@ -134,40 +169,8 @@ def _test(probe: Probe, place: int) -> Any:
     return probe.draw(TEST_ROWS, probe.tested[place], torch.Generator().manual_seed(TEST_SEED))
 
 
-def measure(study: Study, out: str | Path, signature: str, jobs: int = 1, watch: Watch = unwatched) -> list[str]:
-    """Train the runs without a result, and write results.json, table.md and probes.png; return the lines of the table.
-
-    Runs `jobs` trainings in parallel, each with one thread. Raises LeapformerError like `Study.check`, and for a folder
-    that holds another study.
-    """
-    study.check()
-    if jobs < 1:
-        raise LeapformerError(f"--jobs {jobs}: give at least 1")
-    folder = locked_folder(out, RECORD, {"updates": study.updates}, "study of probes", signature)
-    make_folder(folder / "runs")
-    runs = study.runs()
-    missing = [run for run in runs if not run.file(folder).is_file()]
-    watch(len(runs) - len(missing), len(runs))
-    for number, (run, scores) in enumerate(_trained(missing, study.updates, jobs), len(runs) - len(missing) + 1):
-        write_json(run.file(folder), {"run": run._asdict(), "scores": scores})
-        watch(number, len(runs), f"{run.probe} {run.attention}")
-    scores_of = {run: read_json(run.file(folder), ["scores"])["scores"] for run in runs}
-    summaries = {probe: _summary(study, probe, scores_of) for probe in study.probes}
-    tables = [line for probe, rows in summaries.items() for line in _table(study, probe, rows)]
-    write_json(folder / "results.json", {"signature": signature, "study": _described(study), "found": summaries})
-    write_text(folder / "table.md", "\n".join(["# Probes", "", *tables, f"Signature: `{signature}`", ""]))
-    draw_probes({probe: (PROBES[probe].about, rows) for probe, rows in summaries.items()}, folder / "probes.png")
-    return tables
-
-
-def _trained(runs: Sequence[Run], updates: int | None, jobs: int) -> Iterator[tuple[Run, dict[str, float]]]:
-    """Yield runs with their scores, in the order in which they finish."""
-    if jobs == 1:
-        yield from ((run, train(run, updates)) for run in runs)
-        return
-    with pool_of(jobs, f"--jobs {jobs}", "finished trainings are kept, and the same command goes on") as pool:
-        waiting = {pool.submit(train, run, updates): run for run in runs}
-        yield from ((waiting[done], done.result()) for done in as_completed(waiting))
+def _measured(run: Run, updates: int | None) -> dict[str, Any]:
+    return {"run": run._asdict(), "scores": train(run, updates)}
 
 
 def _described(study: Study) -> dict[str, Any]:
