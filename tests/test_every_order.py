@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -299,18 +300,18 @@ def a_grid(folder: Path) -> grid.Grid:
 
 def test_every_training_of_a_grid_has_its_own_seed_and_folder_and_they_agree(tmp_path: Path) -> None:
     """Also where the protocol or the user names a seed for none of them."""
-    one = a_grid(tmp_path)
-    cells = one.cells(["listops", "pathfinder"], ["softmax", "leap"], [7, 1, 43])
+    one = replace(a_grid(tmp_path), tasks=["listops", "pathfinder"], rows=["softmax", "leap"], seeds=[7, 1, 43, 1])
+    cells = one.trainings()
     assert len(cells) == len(set(cells)) == 12 and [cell.seed for cell in cells] == [7] * 4 + [1] * 4 + [43] * 4
     for cell in cells:
-        command = one.command(cell)
+        command = one.train_words(cell)
         last = {flag: command[-1 - command[::-1].index(flag) + 1] for flag in ("--seed", "--save-dir")}
         assert last == {
             "--seed": str(cell.seed),
             "--save-dir": str(tmp_path / f"out/{cell.task}/{cell.row}-seed{cell.seed}"),
         }
         assert command.count("--seed") == 1 and str(tmp_path / f"data/{cell.task}") in command
-    assert len({tuple(one.command(cell)) for cell in cells}) == 12
+    assert len({tuple(one.train_words(cell)) for cell in cells}) == 12
 
 
 @pytest.mark.parametrize("place", range(3))

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from ..support.errors import LeapformerError
 from ..support.files import owned
+from ..support.progress import progress
 
 if TYPE_CHECKING:
-    from ..studies.engine import State
+    from ..studies.engine import State, Study
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -20,6 +21,10 @@ Run = Callable[[argparse.Namespace], int]
 def say(line: str) -> None:
     """Print a line at once, also into a pipe."""
     print(line, flush=True)
+
+
+def ignore(line: str) -> None:
+    """Print nothing."""
 
 
 def call(words: Sequence[str]) -> None:
@@ -31,11 +36,23 @@ def call(words: Sequence[str]) -> None:
         raise LeapformerError(f"leapformer {' '.join(words)} failed; the messages above say why")
 
 
-def failures(state: State) -> int:
-    """Print a line for each cell of a study that failed; return the exit status."""
+def run_study(study: Study, title: str, unit: str, jobs: int = 1, dry: bool = False) -> tuple[State, int]:
+    """Run a study with a bar, and print a line for each cell that failed.
+
+    Returns what is known at the end, and the exit status: 1 if a cell failed, 130 after an interrupt. Raises
+    LeapformerError like `engine.Engine.run`.
+    """
+    from ..studies.engine import Engine, State
+
+    try:
+        with progress(title, unit) as watch:
+            state = Engine(study, say=say if dry else ignore, jobs=jobs, dry=dry, watch=watch).run()
+    except KeyboardInterrupt:
+        print("leapformer: interrupted; finished work is kept, the same command resumes", file=sys.stderr)
+        return State(), 130
     for name, reason in state.failed.items():
         print(f"leapformer: error: {name}: {reason}", file=sys.stderr)
-    return int(bool(state.failed))
+    return state, int(bool(state.failed))
 
 
 def owning(run: Run) -> Run:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ..studies.lra import protocols
 from ..support.errors import LeapformerError
 from ..support.files import make_folder, write_json, write_text
+from . import calls
 
 if TYPE_CHECKING:
-    from ..studies.lra.grid import Cell, Grid
     from ..studies.lra.protocols import Protocol
 
 HELP = "Long Range Arena: data, a grid of trainings, tables beside the papers', composite scores, parameters"
@@ -114,64 +113,13 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from ..studies import trainings
-    from ..studies.lra.grid import STUDY, Grid
+    from ..studies.lra.grid import Grid
 
     protocol, quirks = _protocol(args)
-    if args.jobs < 1:
-        raise LeapformerError(f"--jobs {args.jobs}: give at least 1")
-    grid = Grid(protocol, Path(args.data), Path(args.out), quirks, tuple(shlex.split(args.train_options)))
-    tasks = args.tasks or list(protocol.tasks)
-    cells = grid.cells(tasks, args.attention or list(protocol.rows), args.seeds or protocol.seeds)
-    to_do = [cell for cell in cells if grid.result(cell) is None]
-    if args.dry_run:
-        for cell in to_do:
-            print(f"# {cell.name}\n{shlex.join(grid.command(cell))}\n{shlex.join(grid.test_command(cell))}\n")
-        return 0
-    for task in tasks:
-        grid.check_data(task)
-    trainings.check_folder(grid.out, grid.record, STUDY)
-    if to_do and args.train_options:
-        command = grid.command(to_do[0])
-        trainings.parse_options(command[len(trainings.PROGRAM) + 1 :], f"--train-options {args.train_options!r}")
-    with trainings.locked(grid.out, grid.record, STUDY):
-        # Look again: another process may have finished some before it released the lock.
-        to_do = [cell for cell in to_do if grid.result(cell) is None]
-        grid.keep_protocol()
-        return _train(grid, to_do, len(cells), args.jobs)
-
-
-def _train(grid: Grid, to_do: Sequence[Cell], total: int, jobs: int) -> int:
-    from ..studies import trainings
-    from ..support.progress import progress
-
-    failed, done, last = dict[str, str](), total - len(to_do), dict[str, str]()
-    with progress("lra", "run") as watch:
-
-        def show() -> None:
-            watch(done, total, ", ".join(f"{name} {value}" for name, value in last.items()))
-
-        def seen(cell: Cell, accuracy: str) -> None:
-            last[cell.name] = accuracy
-            show()
-
-        def ended(cell: Cell, reason: str) -> None:
-            nonlocal done
-            last.pop(cell.name, None)
-            done += not reason
-            if reason:
-                failed[cell.name] = reason
-            show()
-
-        show()
-        try:
-            trainings.run_all((grid.work(cell, seen, ended) for cell in to_do), jobs)
-        except KeyboardInterrupt:
-            print("leapformer: interrupted; finished runs are kept, the same command resumes", file=sys.stderr)
-            return 130
-    for name, reason in failed.items():
-        print(f"leapformer: error: {name}: {reason}", file=sys.stderr)
-    return int(bool(failed))
+    rows, tasks = args.attention or tuple(protocol.rows), args.tasks or tuple(protocol.tasks)
+    more, seeds = tuple(shlex.split(args.train_options)), args.seeds or protocol.seeds
+    grid = Grid(protocol, Path(args.data), Path(args.out), quirks, more, tasks, rows, seeds)
+    return calls.run_study(grid, "lra", "run", args.jobs, args.dry_run)[1]
 
 
 # -------------------------------------------------------------------------------------------------------------- results

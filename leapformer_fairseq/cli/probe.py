@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from ..studies.probes import NAMES, RATES
-from ..support.progress import progress
 from ..support.signature import signature
 from . import calls
 
@@ -34,13 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, print the tables, and write them to --out. Raises LeapformerError for mechanisms that cannot be probed."""
-    from ..studies.engine import Engine
     from ..studies.probes.study import Study
 
     numbers = (args.rates, args.seeds, args.updates)
     study = Study(args.probes, args.attention, *numbers, Path(args.out), signature(threads=1))
-    with progress("probes", "training") as watch:
-        state = Engine(study, jobs=args.jobs, watch=watch).run()
-    if not state.failed:
+    state, status = calls.run_study(study, "probes", "training", args.jobs)
+    if not status:
         print("\n".join(study.tables(state)))
-    return calls.failures(state)
+    return status

@@ -130,6 +130,9 @@ class Study(ABC):
     def check(self) -> None:  # noqa: B027
         """Raise LeapformerError for a wrong option or plan; called before any work, and before the folder is made."""
 
+    def check_work(self) -> None:  # noqa: B027
+        """Raise LeapformerError for missing data, and whatever takes time to check; called if there is work to do."""
+
     def reserve(self) -> None:  # noqa: B027
         """Write to the folder whose it is; called while the engine holds its lock.
 
@@ -145,11 +148,11 @@ class Study(ABC):
 
 
 # ------------------------------------------------------------------------------------------------------------- planning
-def planned(study: Study, state: State, only: Collection[str] = ()) -> list[Cell]:
+def planned(study: Study, state: State, only: Collection[str] = (), dry: bool = False) -> list[Cell]:
     """Read results into `state` until the study asks for no further cells; return those that are selected by `only`.
 
-    Raises LeapformerError for a damaged result, two cells of one name, result or log, an unknown need, a cycle, and a
-    missing input of a cell that is selected and not done.
+    Raises LeapformerError for a damaged result, two cells of one name, result or log, an unknown need, a cycle, and,
+    unless `dry`, a missing input of a cell that is selected and not done.
     """
     while True:
         cells = list(study.cells(state))
@@ -163,7 +166,7 @@ def planned(study: Study, state: State, only: Collection[str] = ()) -> list[Cell
     folders = {cell.name: cell.path(study.out).parent for cell in cells}
     for cell in chosen:
         made = [folders[name] for name in cell.needs]
-        for path in cell.inputs if cell.name not in state.results else ():
+        for path in cell.inputs if not dry and cell.name not in state.results else ():
             if not path.exists() and not any(path.is_relative_to(folder) for folder in made):
                 raise LeapformerError(f"{cell.name}: no {path}, which it needs; check the path")
     return chosen
@@ -267,17 +270,18 @@ class Engine:
             raise LeapformerError(f"--jobs {self.jobs}: give at least 1")
         self.study.check()
         state = State()
-        cells = planned(self.study, state)
+        cells = planned(self.study, state, dry=True)
         for word in self.only:
             if not selected(cells, [word]):
                 names = ", ".join(cell.name for cell in cells)
                 raise LeapformerError(f"--only {word}: no cell has this in its name; choose from {names}")
-        cells = planned(self.study, state, self.only)
+        cells = [cell for cell in planned(self.study, state, self.only, self.dry) if cell.name not in state.results]
         if self.dry:
             for cell in cells:
-                if cell.name not in state.results:
-                    self._say("\n".join([f"# {cell.name}", *map(str, cell.steps), ""]))
+                self._say("\n".join([f"# {cell.name}", *map(str, cell.steps), ""]))
             return state
+        if cells:
+            self.study.check_work()
         with owned(self.study.out), trainings.interruptible(), self._stack:
             self.study.reserve()
             try:

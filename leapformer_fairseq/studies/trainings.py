@@ -68,6 +68,13 @@ def check_folder(out: Path, record: str, study: str) -> None:
         raise LeapformerError(f"--out {out} is not empty and holds no {study}; choose another folder")
 
 
+def reserve(out: Path, record: str, study: str) -> None:
+    """Note in a folder that this process owns whose it is. Raises LeapformerError like `check_folder`."""
+    check_folder(out, record, study)
+    if not (out / OPTIONS).is_file():
+        write_text(out / OPTIONS, record + "\n")
+
+
 @contextmanager
 def locked(out: Path, record: str, study: str) -> Iterator[None]:
     """Create the folder `out`, if necessary, and reserve it for this study and process while the block runs.
@@ -75,9 +82,7 @@ def locked(out: Path, record: str, study: str) -> Iterator[None]:
     Raises LeapformerError like `files.owned` and `check_folder`.
     """
     with owned(out):
-        check_folder(out, record, study)
-        if not (out / OPTIONS).is_file():
-            write_text(out / OPTIONS, record + "\n")
+        reserve(out, record, study)
         yield
 
 

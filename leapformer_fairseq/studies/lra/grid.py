@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +26,7 @@ from ...support.errors import LeapformerError
 from ...support.files import read_json, write_json
 from ...support.signature import signature
 from .. import trainings
+from ..engine import Cell, Command, State, Study
 from .protocols import Protocol, check_names, data_quirks, load, words
 
 RESULT, PROTOCOL, STUDY = "result.json", "protocol.json", "grid of Long Range Arena"
@@ -31,8 +34,8 @@ FIELDS = ("task", "row", "seed", "accuracy", "dev", "examples", "chance", "updat
 BEST = "checkpoint_best.pt"
 
 
-class Cell(NamedTuple):
-    """A training."""
+class Training(NamedTuple):
+    """A training of a row of the protocol."""
 
     task: str
     row: str
@@ -44,13 +47,14 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Grid:
+class Grid(Study):
     """The trainings of a protocol.
 
     data:   a folder with a folder for each task.
     out:    the folder of the results.
     quirks: flaws of the released code to reproduce.
     more:   more options of `leapformer train`.
+    tasks, rows, seeds: names of the protocol, and numbers, of which all combinations are trained.
     """
 
     protocol: Protocol
@@ -58,6 +62,9 @@ class Grid:
     out: Path
     quirks: tuple[str, ...]
     more: tuple[str, ...] = ()
+    tasks: Sequence[str] = ()
+    rows: Sequence[str] = ()
+    seeds: Sequence[int] = ()
 
     @property
     def record(self) -> str:
@@ -65,11 +72,55 @@ class Grid:
         quirks = ",".join(self.quirks) or "none"
         return " ".join(["--protocol", self.protocol.name, "--quirks", quirks, *self.more])
 
-    def cells(self, tasks: Sequence[str], rows: Sequence[str], seeds: Sequence[int]) -> list[Cell]:
-        """All trainings, seeds outermost, so that a first table comes soon. Raises LeapformerError for wrong names."""
-        check_names("tasks", tasks, self.protocol.tasks, self.protocol)
-        check_names("attention", rows, self.protocol.rows, self.protocol)
-        return [Cell(task, row, seed) for seed in seeds for row in rows for task in tasks]
+    def check(self) -> None:
+        """Raise LeapformerError for names that the protocol does not have."""
+        check_names("tasks", self.tasks, self.protocol.tasks, self.protocol)
+        check_names("attention", self.rows, self.protocol.rows, self.protocol)
+
+    def check_work(self) -> None:
+        """Raise LeapformerError for data that cannot be used, and for wrong options of `leapformer train`."""
+        for task in self.tasks:
+            self.check_data(task)
+        if self.more:
+            options = self.train_words(self.trainings()[0])[1:]
+            trainings.parse_options(options, f"--train-options {shlex.join(self.more)!r}")
+
+    def reserve(self) -> None:
+        """Raise LeapformerError if the folder holds trainings with other options or of another protocol."""
+        trainings.reserve(self.out, self.record, STUDY)
+        path, content = self.out / PROTOCOL, self.protocol.content()
+        if path.is_file() and _without_titles(read_json(path)) != _without_titles(json.loads(json.dumps(content))):
+            raise LeapformerError(
+                f"--out {self.out} holds trainings of another version of protocol {self.protocol.name} ({PROTOCOL}); "
+                "choose another folder"
+            )
+        write_json(path, content, "--out")
+
+    def trainings(self) -> list[Training]:
+        """All trainings, seeds outermost, so that a first table comes soon."""
+        return [
+            Training(task, row, seed)
+            for seed in dict.fromkeys(self.seeds)
+            for row in dict.fromkeys(self.rows)
+            for task in dict.fromkeys(self.tasks)
+        ]
+
+    def cells(self, state: State) -> list[Cell]:
+        """Train and test, with one thread; nothing but the best checkpoint is kept."""
+        return [
+            Cell(
+                training.name,
+                (
+                    Command(tuple(self.train_words(training)), "train.log", threads=1, tell=_accuracy),
+                    Command(tuple(self.test_words(training)), "test.log", threads=1),
+                ),
+                f"{training.name}/{RESULT}",
+                collect=partial(self._collect, training),
+                fields=FIELDS,
+                tidy=_tidy,
+            )
+            for training in self.trainings()
+        ]
 
     def check_data(self, task: str) -> None:
         """Raise LeapformerError if the data of a task is missing, or was prepared with other quirks."""
@@ -91,21 +142,8 @@ class Grid:
                 f"--data {folder}: the development set is the test set; give another, or --quirks {prepare.DEV}"
             )
 
-    def keep_protocol(self) -> None:
-        """Write the protocol to `out`. Raises LeapformerError if another version of it is there."""
-        path, content = self.out / PROTOCOL, self.protocol.content()
-        if path.is_file() and _without_titles(read_json(path)) != _without_titles(json.loads(json.dumps(content))):
-            raise LeapformerError(
-                f"--out {self.out} holds trainings of another version of protocol {self.protocol.name} ({PROTOCOL}); "
-                "choose another folder"
-            )
-        write_json(path, content, "--out")
-
-    def folder(self, cell: Cell) -> Path:
-        return self.out / cell.name
-
-    def command(self, cell: Cell) -> list[str]:
-        """The command that trains a cell."""
+    def train_words(self, training: Training) -> list[str]:
+        """The words of `leapformer train`, "train" included."""
         options = {
             "task": "leapformer_classification",
             "criterion": "leapformer_classification",
@@ -117,61 +155,32 @@ class Grid:
             "save-interval": 1_000_000,
             "log-format": "json",
             "log-interval": 20,
-            **self.protocol.options(cell.task, cell.row, self.quirks),
-            "seed": cell.seed,
+            **self.protocol.options(training.task, training.row, self.quirks),
+            "seed": training.seed,
         }
         options["save-interval-updates"] = options["validate-interval-updates"]
-        # After the user's options: the folder of a cell is not theirs to change.
-        save = ["--save-dir", str(self.folder(cell))]
-        return [*trainings.PROGRAM, "train", str(self.data / cell.task), *words(options), *self.more, *save]
+        # After the user's options: the folder of a training is not theirs to change.
+        save = ["--save-dir", str(self.out / training.name)]
+        return ["train", str(self.data / training.task), *words(options), *self.more, *save]
 
-    def test_command(self, cell: Cell) -> list[str]:
-        """The command that tests the best checkpoint of a cell."""
+    def test_words(self, training: Training) -> list[str]:
+        """The words of `leapformer validate` that test the best checkpoint."""
         options = {
             "task": "leapformer_classification",
-            "path": self.folder(cell) / BEST,
+            "path": self.out / training.name / BEST,
             "valid-subset": "test",
-            "batch-size": self.protocol.options(cell.task, cell.row, self.quirks)["batch-size"],
+            "batch-size": self.protocol.options(training.task, training.row, self.quirks)["batch-size"],
             "log-format": "simple",
             "model-overrides": "{'valid_examples': 0}",  # all examples, also with the quirk first-dev-batches
         }
-        return [*trainings.PROGRAM, "validate", str(self.data / cell.task), *words(options)]
+        return ["validate", str(self.data / training.task), *words(options)]
 
-    def result(self, cell: Cell) -> dict[str, Any] | None:
-        """The result of a training; None if it is not finished. Raises LeapformerError if the file is damaged."""
-        path = self.folder(cell) / RESULT
-        return read_json(path, FIELDS, "delete it, and the run is repeated") if path.is_file() else None
-
-    def work(
-        self, cell: Cell, watch: Callable[[Cell, str], None], ended: Callable[[Cell, str], None]
-    ) -> trainings.Work:
-        """Train and test; `watch` receives every development accuracy, `ended` the reason of a failure or ""."""
-
-        def read(entry: dict[str, Any]) -> None:
-            if "valid_accuracy" in entry:
-                watch(cell, entry["valid_accuracy"])
-
-        folder = self.folder(cell)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, command in (("train.log", self.command(cell)), ("test.log", self.test_command(cell))):
-                start = trainings.size_of(folder / name)
-                status = yield trainings.Process(command, folder / name, read, trainings.environment(1))
-                if status:
-                    raise trainings.failure(folder / name, start, status)
-            write_json(folder / RESULT, self._collect(cell))
-            for checkpoint in folder.glob("checkpoint_[!b]*.pt"):
-                checkpoint.unlink()  # all but the best: only needed to resume
-            ended(cell, "")
-        except LeapformerError as error:
-            ended(cell, str(error))
-
-    def _collect(self, cell: Cell) -> dict[str, Any]:
-        folder, labels = self.folder(cell), Split(self.data / cell.task, "test").labels
+    def _collect(self, training: Training, folder: Path) -> dict[str, Any]:
+        labels = Split(self.data / training.task, "test").labels
         scores = score_validation(folder / "test.log", len(labels))["scores"]
         best = describe_checkpoint(folder / BEST)
         return {  # `collect` needs no other file of the training, so checkpoints may be deleted
-            **cell._asdict(),
+            **training._asdict(),
             "protocol": self.protocol.name,
             "quirks": list(self.quirks),
             "accuracy": scores["accuracy"],
@@ -184,6 +193,16 @@ class Grid:
             "cores": os.cpu_count(),
             "signature": signature(threads=1),  # of the training process, see `trainings.environment`
         }
+
+
+def _accuracy(entry: dict[str, Any]) -> str:
+    """The development accuracy in an entry of the log, if there is one."""
+    return str(entry.get("valid_accuracy", ""))
+
+
+def _tidy(folder: Path) -> None:
+    for checkpoint in folder.glob("checkpoint_[!b]*.pt"):
+        checkpoint.unlink()  # all but the best: only needed to resume
 
 
 def _without_titles(content: dict[str, Any]) -> dict[str, Any]:
@@ -210,7 +229,7 @@ def collect(folders: Sequence[Path]) -> tuple[list[dict[str, Any]], Protocol]:
     if len(records) > 1:
         raise LeapformerError(f"runs of different options ({'; '.join(sorted(records))}); give folders of one command")
     results = [read_json(path, FIELDS, "delete it, and the run is repeated") for path in paths]
-    counts = Counter(Cell(result["task"], result["row"], result["seed"]).name for result in results)
+    counts = Counter(Training(result["task"], result["row"], result["seed"]).name for result in results)
     name, count = counts.most_common(1)[0]
     if count > 1:
         raise LeapformerError(f"{count} results of {name}; give each folder once, and different seeds")
