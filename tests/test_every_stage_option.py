@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 from argparse import Namespace
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,9 +26,10 @@ from leapformer_fairseq.runtime.beam import Search, go_on, translate
 from leapformer_fairseq.runtime.spoken import Manner, Utterance
 from leapformer_fairseq.runtime.voice import ExportedVoice, kept
 from leapformer_fairseq.studies import trainings
-from leapformer_fairseq.studies.ablation import running, study
+from leapformer_fairseq.studies.ablation import running
 from leapformer_fairseq.studies.ablation.search import Candidate, Result, Slot
-from leapformer_fairseq.studies.ablation.study import REPLACEMENT, Run, Settings, Study, carry_out
+from leapformer_fairseq.studies.ablation.study import REPLACEMENT, Run, Settings, Study
+from leapformer_fairseq.studies.engine import Engine
 from leapformer_fairseq.studies.linearize import selection, stages
 from leapformer_fairseq.studies.probes import study as probes
 from leapformer_fairseq.studies.probes.model import ProbeModel
@@ -353,54 +355,58 @@ def test_a_distance_is_a_mean_over_all_tokens(monkeypatch: pytest.MonkeyPatch) -
 
 
 # ------------------------------------------------------------------------------------------------------------ ablation
-def ablated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: Settings) -> tuple[Any, list[Any]]:
-    """The plan that is recommended, and with how many threads and how many at once each was trained."""
+def ablated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: Settings) -> tuple[Any, list[str]]:
+    """The plan that is recommended, and with how many threads each was trained."""
     losses = {"softmax": 5.0, "leap": 5.04, "relu": 5.02}
     speeds = {"softmax": 100.0, "leap": 900.0, "relu": 100.0}
-    seen: list[Any] = []
+    threads = list[str]()
 
-    def complete(command: Any, folder: Path, measure: str, watch: Any, threads: Any = None) -> Any:
-        yield from ()
-        seen.append(threads)
-        name = command[0]
-        return Result(losses[name], speeds[name], 1, 1, 1, "")
+    class Pretended:
+        """A training that ends when it is looked at for the second time."""
 
-    at_once: list[int] = []
-    run_all = trainings.run_all
+        def __init__(self, about: Any) -> None:
+            threads.append(about.environment["OMP_NUM_THREADS"])
+            self.states = iter([None, 0])
 
-    def run(works: Any, count: int = 1) -> None:
-        at_once.append(count)
-        run_all(works, count)
+        def poll(self) -> int | None:
+            return next(self.states)
 
-    monkeypatch.setattr(running, "complete", complete)
-    monkeypatch.setattr(study.trainings, "run_all", run)
+        def close(self) -> None:
+            """Nothing is open."""
+
+    def collect(folder: Path, threads: int | None) -> dict[str, Any]:
+        return asdict(Result(losses[folder.name], speeds[folder.name], 1, 1, 1, ""))
+
+    monkeypatch.setattr(trainings, "Running", Pretended)
+    monkeypatch.setattr(running, "collect", collect)
+    monkeypatch.setattr(running, "write_reports", lambda study: None)
     slot = Slot("decoder-self", 0, 1)
     runs = [Run({"decoder-self": ("softmax",)}, "baseline")]
     runs += [Run({"decoder-self": (name,)}, REPLACEMENT, Candidate(slot, name)) for name in ("leap", "relu")]
-    training: Any = SimpleNamespace(measure="loss", command=lambda plan, folder: [plan["decoder-self"][0]])
-    one = Study(tmp_path, training, settings, runs)
-    carry_out(one, lambda run: None, lambda run, value: None, lambda run: None)
-    return one.recommended, [seen, at_once]
+    training: Any = SimpleNamespace(measure="loss", metric="loss", identity="train", command=lambda plan, folder: [])
+    ablation = running.Ablation(Study(Path(tempfile.mkdtemp(dir=tmp_path)), training, settings, runs))
+    state = Engine(ablation, jobs=settings.jobs).run()
+    return ablation.seen(state).recommended, threads
 
 
 def test_every_setting_of_an_ablation_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def recommended(**given: Any) -> Any:
         with monkeypatch.context() as patch:
-            found, how = ablated(patch, tmp_path, Settings(**given))
-        return found["decoder-self"], how
+            patch.setenv("OMP_NUM_THREADS", "7")
+            plan, threads = ablated(patch, tmp_path, Settings(**given))
+        return plan["decoder-self"], threads
 
     assert recommended()[0] == ("relu",)
     assert recommended(tolerance=0.001)[0] == ("softmax",) and recommended(tolerance=0.005)[0] == ("relu",)
     assert recommended(speed_weight=0.5)[0] == ("leap",)
-    assert recommended(jobs=1)[1] == [[None] * 3, [1, 1]]
-    assert recommended(jobs=3)[1] == [[1] * 3, [1, 3]], "several at once have one thread each"
+    assert recommended(jobs=1)[1] == ["7"] * 3
+    assert recommended(jobs=3)[1] == ["1"] * 3, "several at once have one thread each"
 
 
-def test_a_training_gets_the_threads_that_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_training_gets_the_threads_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    for threads, expected in ((None, None), (1, "1"), (3, "3")):
-        (process,) = [next(running.train(["x"], tmp_path / "log", "loss", print, threads))]
-        assert process.environment.get("OMP_NUM_THREADS") == expected
+    for threads, expected in ((None, "7"), (1, "1"), (3, "3")):
+        assert trainings.environment(threads)["OMP_NUM_THREADS"] == expected
 
 
 # -------------------------------------------------------------------------------------------------------------- probes

@@ -21,6 +21,7 @@ from .data.trees import mustc_tree, noises
 from .kills import Case, Moment, differences, killed_and_resumed, results, started
 from .made import made
 from .reversed_text import reversed_text
+from .studies.recipes.test_lra_recipe import TINY
 
 LM = (
     "--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 16 --optimizer adam --lr 2e-3 --cpu "
@@ -53,6 +54,11 @@ def _extract(folder: Path, out: Path) -> list[str]:
     words = f"--block decoder-self --out {out} --sentences 20 --min-length 4 --subset train"
     path = folder / "teacher/checkpoint_last.pt"
     return f"sparsefinder extract {folder}/text/lm --path {path} {words}".split()
+
+
+def _arrays(folder: Path) -> None:
+    (folder / "tiny.yaml").write_text(TINY)
+    done(leapformer(*f"lra prepare --protocol {folder}/tiny.yaml --tasks listops --data {folder}/data".split()))
 
 
 def _recordings(folder: Path) -> None:
@@ -96,6 +102,13 @@ CASES = {
         lambda at: None,
         lambda at, out: (
             f"probe --probes reversal --attention leap --rates 1e-3 --updates 2 --seeds 1 2 --out {out}".split()
+        ),
+    ),
+    "study-lra": Case(
+        _arrays,
+        lambda at, out: (
+            f"lra run --protocol {at}/tiny.yaml --tasks listops --data {at}/data --out {out}".split()
+            + ["--attention", "linear-relu", "--seeds", "1", "2"]
         ),
     ),
     "study-ablate": Case(

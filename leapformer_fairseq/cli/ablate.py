@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import logging
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from . import calls
+
 if TYPE_CHECKING:
-    from ..studies.ablation.study import Run, Study
+    from ..studies.ablation.study import Study
 
 HELP = "replace one attention block at a time in a training, rank what that costs, and recommend a plan"
-STUDY = "ablation"
 USAGE = "leapformer ablate --out DIR [OPTIONS] -- train DATA --arch leapformer_... --max-epoch N ..."
 
 
@@ -67,8 +67,10 @@ def run(args: argparse.Namespace) -> int:
 def _ablate(args: argparse.Namespace) -> int:
     from ..studies import trainings
     from ..studies.ablation import report
-    from ..studies.ablation.study import FAILED, Settings, plan_study
+    from ..studies.ablation.running import NOUN, Ablation
+    from ..studies.ablation.study import Settings, plan_study
     from ..studies.ablation.training import read_training
+    from ..studies.engine import State, planned
 
     settings = Settings(
         baseline=args.baseline,
@@ -80,49 +82,19 @@ def _ablate(args: argparse.Namespace) -> int:
         jobs=args.jobs,
     )
     training = read_training(args.command)
-    trainings.check_folder(Path(args.out), training.identity, STUDY)
-    study = plan_study(Path(args.out), training, settings)
+    trainings.check_folder(Path(args.out), training.identity, NOUN)
+    ablation = Ablation(plan_study(Path(args.out), training, settings))
     if args.dry_run:
-        _show(study)
+        state = State()
+        planned(ablation, state, dry=True)
+        _show(ablation.seen(state))
         return 0
-    with trainings.locked(Path(args.out), training.identity, STUDY):
-        # Plan again: another process may have finished runs before it released the lock.
-        study = plan_study(Path(args.out), training, settings)
-        try:
-            _train(study)
-        except KeyboardInterrupt:
-            print("leapformer: interrupted; everything is kept, the same command resumes", file=sys.stderr)
-            return 130
-    print(report.table(study))
-    print("\n".join([*report.outcome(study), report.SPEED_NOTE]))
-    return int(any(run.status == FAILED for run in study.runs))
-
-
-def _train(study: Study) -> None:
-    """Train all runs, with one progress bar; the reports are rewritten after each."""
-    from tqdm import tqdm
-
-    from ..studies.ablation.report import write_reports
-    from ..studies.ablation.search import plan_text
-    from ..studies.ablation.study import COMBINATION, REFUSED, TRAINED, carry_out
-
-    states = [run.status for run in study.runs]
-    runs = len(states) - states.count(REFUSED)
-    with tqdm(desc="ablation", unit="run", initial=states.count(TRAINED), total=runs) as progress:
-
-        def begin(run: Run) -> None:
-            progress.total = runs + [run.role for run in study.runs].count(COMBINATION)
-            progress.set_postfix_str(plan_text(run.plan))
-
-        def watch(run: Run, value: str) -> None:
-            progress.set_postfix_str(f"{plan_text(run.plan)}, valid {study.training.metric} {value}")
-
-        def changed(run: Run) -> None:
-            progress.update()
-            write_reports(study)
-
-        carry_out(study, begin, watch, changed)
-    write_reports(study)
+    state, status = calls.run_study(ablation, "ablation", "run", args.jobs, kept="everything")
+    if status != calls.INTERRUPTED:
+        study = ablation.seen(state)
+        print(report.table(study))
+        print("\n".join([*report.outcome(study), report.SPEED_NOTE]))
+    return status
 
 
 def _show(study: Study) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..studies.engine import State, Study
 
 Run = Callable[[argparse.Namespace], int]
+INTERRUPTED = 130  # the exit status
 
 
 def say(line: str) -> None:
@@ -36,10 +37,12 @@ def call(words: Sequence[str]) -> None:
         raise LeapformerError(f"leapformer {' '.join(words)} failed; the messages above say why")
 
 
-def run_study(study: Study, title: str, unit: str, jobs: int = 1, dry: bool = False) -> tuple[State, int]:
-    """Run a study with a bar, and print a line for each cell that failed.
+def run_study(
+    study: Study, title: str, unit: str, jobs: int = 1, dry: bool = False, kept: str = "finished work"
+) -> tuple[State, int]:
+    """Run a study with a bar, and print a line for each cell that failed; `kept` says what an interrupt does not lose.
 
-    Returns what is known at the end, and the exit status: 1 if a cell failed, 130 after an interrupt. Raises
+    Returns what is known at the end, and the exit status: 1 if a cell failed, INTERRUPTED after an interrupt. Raises
     LeapformerError like `engine.Engine.run`.
     """
     from ..studies.engine import Engine, State
@@ -48,8 +51,8 @@ def run_study(study: Study, title: str, unit: str, jobs: int = 1, dry: bool = Fa
         with progress(title, unit) as watch:
             state = Engine(study, say=say if dry else ignore, jobs=jobs, dry=dry, watch=watch).run()
     except KeyboardInterrupt:
-        print("leapformer: interrupted; finished work is kept, the same command resumes", file=sys.stderr)
-        return State(), 130
+        print(f"leapformer: interrupted; {kept} is kept, the same command resumes", file=sys.stderr)
+        return State(), INTERRUPTED
     for name, reason in state.failed.items():
         print(f"leapformer: error: {name}: {reason}", file=sys.stderr)
     return state, int(bool(state.failed))

@@ -15,14 +15,14 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ..support.errors import LeapformerError
 from ..support.files import make_folder, owned, read_json, write_json, write_text
 from ..support.processes import pool_of
 from ..support.progress import Watch, unwatched
 from . import trainings
-from .launching import Launcher, Losses, age_of, record, started_by, time_left
+from .launching import COMMANDS, Launcher, Losses, age_of, record, started_by, time_left
 
 POLL_S = 0.1  # between two looks at processes, logs and calls
 DONE = "done"
@@ -52,10 +52,9 @@ class Command:
 
 @dataclass(frozen=True)
 class Call:
-    """A step that calls a function, in this process or, with --jobs, in another one.
+    """A step that calls a function of a module, in this process or, with --jobs, in another one.
 
-    For other processes, the function has to be one of a module, and its arguments and value must be picklable. The
-    value of a cell's last call is its result, unless the cell collects it.
+    The value of a cell's last call is its result, unless the cell collects it.
     """
 
     function: Callable[..., Any]
@@ -72,8 +71,8 @@ class Cell:
 
     name:    unique in the study, for messages and --only.
     steps:   run one after the other; those that resume, such as trainings, go on where they were interrupted.
-    result:  the file with the result, below the study's folder; its folder is the cell's, with the logs. A name that
-             ends with .json holds a JSON object, any other is an empty mark. By default NAME/done.
+    result:  the file with the result, below the study's folder; its folder is the cell's, with the logs. It holds a
+             JSON object if its name ends with .json or it has `fields`, else it is an empty mark. By default NAME/done.
     collect: makes the content of the result, given the cell's folder, after the last step.
     fields:  keys that a JSON result must have.
     needs:   names of the cells that must be done before.
@@ -81,6 +80,7 @@ class Cell:
     alone:   no cell runs beside it, for measurements of time.
     vital:   its failure ends the study.
     tidy:    deletes from the cell's folder, once the result is there, what only resuming needs.
+    title:   what it is called for the user; by default its name.
     """
 
     name: str
@@ -93,22 +93,27 @@ class Cell:
     alone: bool = False
     vital: bool = False
     tidy: Callable[[Path], None] | None = None
+    title: str = ""
+
+    def __str__(self) -> str:
+        return self.title or self.name
+
+    @property
+    def is_json(self) -> bool:
+        return bool(self.fields) or self.result.endswith(".json")
 
     def path(self, out: Path) -> Path:
         """The file of the result in a study's folder."""
         return out / (self.result or f"{self.name}/{DONE}")
 
     def read(self, out: Path) -> Any:
-        """The result: the JSON object, True for a mark, None if it is not there. Raises LeapformerError if damaged."""
-        path = self.path(out)
-        if not path.is_file():
-            return None
-        return read_json(path, self.fields) if path.suffix == ".json" else True
+        """The result, True for a mark, of a cell that is done. Raises LeapformerError if the file is damaged."""
+        return read_json(self.path(out), self.fields) if self.is_json else True
 
     def write(self, out: Path, value: Any) -> None:
         """Write the result, complete or not at all."""
         path = self.path(out)
-        if path.suffix == ".json":
+        if self.is_json:
             write_json(path, value)
         else:
             write_text(path, "")
@@ -116,16 +121,20 @@ class Cell:
 
 @dataclass
 class State:
-    """What is known about a study: results by the cell's name, and reasons why cells failed or were not started."""
+    """What is known about a study: results by the cell's name, and why cells failed or were not started."""
 
     results: dict[str, Any] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
 
 class Study(ABC):
-    """A description of work for the engine, in the folder `out`."""
+    """A description of work for the engine, in the folder `out`.
+
+    commands: the file there that lists the commands that were started, as they are typed; "" for none.
+    """
 
     out: Path
+    commands: ClassVar[str] = COMMANDS
 
     def check(self) -> None:  # noqa: B027
         """Raise LeapformerError for a wrong option or plan; called before any work, and before the folder is made."""
@@ -134,10 +143,7 @@ class Study(ABC):
         """Raise LeapformerError for missing data, and whatever takes time to check; called if there is work to do."""
 
     def reserve(self) -> None:  # noqa: B027
-        """Write to the folder whose it is; called while the engine holds its lock.
-
-        Raises LeapformerError if it holds anything else, see `files.locked_folder`.
-        """
+        """Note in the folder, which the engine has locked, whose it is. Raises LeapformerError if it is another's."""
 
     @abstractmethod
     def cells(self, state: State) -> Sequence[Cell]:
@@ -151,17 +157,16 @@ class Study(ABC):
 def planned(study: Study, state: State, only: Collection[str] = (), dry: bool = False) -> list[Cell]:
     """Read results into `state` until the study asks for no further cells; return those that are selected by `only`.
 
-    Raises LeapformerError for a damaged result, two cells of one name, result or log, an unknown need, a cycle, and,
-    unless `dry`, a missing input of a cell that is selected and not done.
+    Raises LeapformerError for a damaged result, two cells of one name, result or log, an unknown need, a cycle, a word
+    that selects nothing, and, unless `dry`, a missing input of a cell that is selected and not done.
     """
     while True:
         cells = list(study.cells(state))
         _check_graph(cells)
-        results = {cell.name: cell.read(study.out) for cell in cells if cell.name not in state.results}
-        results = {name: result for name, result in results.items() if result is not None}
-        if not results:
+        unread = [cell for cell in cells if cell.name not in state.results and cell.path(study.out).is_file()]
+        if not unread:
             break
-        state.results |= results
+        state.results |= {cell.name: cell.read(study.out) for cell in unread}
     chosen = selected(cells, only)
     folders = {cell.name: cell.path(study.out).parent for cell in cells}
     for cell in chosen:
@@ -201,11 +206,14 @@ def _repeated(values: Iterable[Any]) -> Any:
 def selected(cells: Sequence[Cell], only: Collection[str]) -> list[Cell]:
     """The cells that --only asks for, with all that they need; all cells if it asks for nothing.
 
-    A word stands for the cell of this name or, if there is none, for all cells whose names contain it.
+    A word stands for the cell of this name or, if there is none, for all cells whose names contain it. Raises
+    LeapformerError if there are none of these, either.
     """
     if not only:
         return list(cells)
     needs = {cell.name: cell.needs for cell in cells}
+    if unknown := [word for word in only if not any(word in name for name in needs)]:
+        raise LeapformerError(f"--only {unknown[0]}: no cell has this in its name; choose from {', '.join(needs)}")
     names = [name for word in only for name in needs if (name == word if word in needs else word in name)]
     for name in names:  # which grows by what is needed
         names += [need for need in needs[name] if need not in names]
@@ -219,10 +227,8 @@ def ready(cells: Sequence[Cell], state: State, running: Sequence[Cell], jobs: in
     for cell in cells:
         if cell.name in over or any(need not in state.results for need in cell.needs):
             continue
-        if len(active) >= jobs or any(other.alone for other in active):
-            break
-        if cell.alone and active:
-            break  # nor is a later one started, or it would never be alone
+        if len(active) >= jobs or any(other.alone for other in active) or (cell.alone and active):
+            break  # nor is a later one started, or this would never be alone
         active.append(cell)
         started.append(cell)
     return started
@@ -252,8 +258,8 @@ class Engine:
         watch: Watch = unwatched,
     ) -> None:
         self.study, self.jobs, self.launcher, self.only, self.dry = study, jobs, launcher or Launcher(), only, dry
-        self._say, self._watch = say, watch
-        self._stack, self._pool = ExitStack(), list[ProcessPoolExecutor]()
+        self._say, self._watch, self._stack = say, watch, ExitStack()
+        self._pool: ProcessPoolExecutor | None = None  # started by the first call that needs it
         self._active = dict[str, tuple[Cell, Generator[None, None, Any]]]()
         self._processes = dict[str, trainings.Running]()
         self._told = dict[str, str]()  # what the log of a running cell said last
@@ -270,11 +276,6 @@ class Engine:
             raise LeapformerError(f"--jobs {self.jobs}: give at least 1")
         self.study.check()
         state = State()
-        cells = planned(self.study, state, dry=True)
-        for word in self.only:
-            if not selected(cells, [word]):
-                names = ", ".join(cell.name for cell in cells)
-                raise LeapformerError(f"--only {word}: no cell has this in its name; choose from {names}")
         cells = [cell for cell in planned(self.study, state, self.only, self.dry) if cell.name not in state.results]
         if self.dry:
             for cell in cells:
@@ -295,21 +296,25 @@ class Engine:
         return state
 
     def _run(self, state: State) -> None:
-        began, before = time.monotonic(), -1
+        began, before, tidied = time.monotonic(), -1, set[str]()
         while True:
             cells = planned(self.study, state, self.only)
             done = sum(cell.name in state.results for cell in cells)
             before = done if before < 0 else before
+            for cell in cells:  # also what was killed before it was tidied
+                if cell.tidy and cell.name in state.results and cell.name not in tidied:
+                    cell.tidy(cell.path(self.study.out).parent)
+                    tidied.add(cell.name)
             self.study.report(state)
             for cell in ready(cells, state, [cell for cell, _ in self._active.values()], self.jobs):
-                left = ""
-                if done - before >= self.jobs:
-                    left = time_left((time.monotonic() - began) / (done - before) * (len(cells) - done))
-                self._say(f"== {done} of {len(cells)} done{left}: {cell.name}")
+                each = (time.monotonic() - began) / max(1, done - before)
+                left = time_left(each * (len(cells) - done)) if done - before >= self.jobs else ""
+                self._say(f"== {done} of {len(cells)} done{left}: {cell}")
                 self._active[cell.name] = cell, self._work(cell)
             if not self._active:
                 for cell in cells:
-                    if lacking := [name for name in cell.needs if name not in state.results]:
+                    lacking = [name for name in cell.needs if name not in state.results]
+                    if lacking and cell.name not in state.results:
                         state.failed.setdefault(cell.name, f"not started, it needs {lacking[0]}")
                 return
             self._show(done, len(cells))
@@ -318,7 +323,8 @@ class Engine:
                 time.sleep(POLL_S)
 
     def _show(self, done: int, total: int) -> None:
-        self._watch(done, total, ", ".join(f"{name} {self._told.get(name, '')}".strip() for name in self._active))
+        running = [f"{cell} {self._told.get(name, '')}".strip() for name, (cell, _) in self._active.items()]
+        self._watch(done, total, ", ".join(running))
 
     def _ended(self, name: str, state: State) -> bool:
         """Go on with a cell; whether it has ended."""
@@ -331,16 +337,14 @@ class Engine:
         except LeapformerError as error:
             value, reason = None, str(error)
         del self._active[name]
-        self._told.pop(name, None)
         if not reason:
             cell.write(self.study.out, value)  # if this fails, it would for the others, too
-            if cell.tidy:
-                cell.tidy(cell.path(self.study.out).parent)
-        elif cell.vital:
-            raise LeapformerError(f"{name}: {reason}")
         else:
             state.failed[name] = reason
-            self._say(f"{name} failed: {reason}")
+            if cell.vital:
+                self.study.report(state)
+                raise LeapformerError(f"{cell} failed: {reason}")
+            self._say(f"{cell} failed: {reason}")
         return True
 
     def _work(self, cell: Cell) -> Generator[None, None, Any]:
@@ -359,14 +363,15 @@ class Engine:
         return cell.collect(folder) if cell.collect else value
 
     def _workers(self) -> ProcessPoolExecutor:
-        if not self._pool:
-            kept = "finished work is kept, and the same command goes on"
-            self._pool.append(self._stack.enter_context(pool_of(self.jobs, f"--jobs {self.jobs}", kept)))
-        return self._pool[0]
+        if self._pool is None:
+            pool = pool_of(self.jobs, f"--jobs {self.jobs}", "finished work is kept, and the same command goes on")
+            self._pool = self._stack.enter_context(pool)
+        return self._pool
 
     def _complete(self, step: Command, cell: Cell, folder: Path) -> Generator[None, None, None]:
         """Run a command; a launched one is started again as long as each attempt leaves a new checkpoint."""
-        record(self.study.out, [step.program, *step.words])
+        if self.study.commands:
+            record(self.study.out / self.study.commands, [step.program, *step.words])
         start = self.launcher.prefix() if step.launched else started_by(step.program)
         environment = trainings.environment(step.threads or (1 if self.jobs > 1 else None))
         log, last = folder / step.log, folder / trainings.LAST

@@ -71,13 +71,14 @@ def started_by(program: str) -> list[str]:
     return [str(path)]
 
 
-def record(out: Path, command: Sequence[str]) -> None:
-    """Add a command, as a user would type it, to OUT/commands.sh, unless it is there."""
+def record(path: Path, command: Sequence[str]) -> None:
+    """Add a command, as a user would type it, to a list of commands, unless it is there."""
     line = shlex.join(command)
-    with (make_folder(out) / COMMANDS).open("a+", encoding="utf-8") as file:
+    make_folder(path.parent)
+    with path.open("a+", encoding="utf-8") as file:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)  # other processes record their commands here, too
-        lines = list(read_lines(out / COMMANDS))
+        lines = list(read_lines(path))
         if line not in lines:
             file.write(("" if lines else _HEADING) + line + "\n")
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.studies import trainings
-from leapformer_fairseq.studies.ablation import report, running
+from leapformer_fairseq.studies import engine, trainings
+from leapformer_fairseq.studies.ablation import report
 from leapformer_fairseq.studies.trainings import Process
 
 BASELINE = "softmax/softmax/softmax"
@@ -31,7 +31,7 @@ NAN = "FloatingPointError: gradients are Nan/Inf"
 
 
 class Trainer:
-    """Takes the place of `running.train`: writes a log and a checkpoint with the loss that its plan has.
+    """Takes the place of `trainings.Running`: writes a log and a checkpoint with the loss that its plan has.
 
     `faults` maps a plan to the exception that it raises, or to the error that its log ends with.
     """
@@ -42,33 +42,58 @@ class Trainer:
         self.faults: dict[str, BaseException | str] = {}
         self.commands: dict[str, list[str]] = {}
         self.plans: list[str] = []
+        self.threads: list[str] = []
+        self.running = 0
+        self.at_once: list[int] = []  # how many ran when one was started
 
-    def __call__(
-        self, command: list[str], log: Path, measure: str, watch: running.Watch, threads: int | None
-    ) -> Generator[Process, int, int]:
-        yield from ()  # no process
+    def __call__(self, about: Process) -> Pretended:
+        command = list(about.command)
         plan = "/".join(command[command.index(flag) + 1] for flag in FLAGS if flag in command)
         self.plans.append(plan)
         self.commands[plan] = command
-        fault = self.faults.get(plan)
+        self.threads.append(about.environment["OMP_NUM_THREADS"])
+        self.running += 1
+        self.at_once.append(self.running)
+        return Pretended(self, plan, about)
+
+
+class Pretended:
+    """A training that ends when it is looked at for the second time."""
+
+    def __init__(self, trainer: Trainer, plan: str, about: Process) -> None:
+        self.trainer, self.plan, self.about, self.looked = trainer, plan, about, False
+
+    def poll(self) -> int | None:
+        if not self.looked:
+            self.looked = True
+            return None
+        self.trainer.running -= 1
+        fault = self.trainer.faults.get(self.plan)
         if isinstance(fault, BaseException):
             raise fault
         if fault:
-            log.write_text(f"Traceback\n{fault}\n")
+            self.about.log.write_text(f"Traceback\n{fault}\n")
             return 1
-        watch(str(self.losses[plan]))
-        speed = self.speeds.get(plan, 100.0)
-        log.write_text("" if speed is None else f'INFO:train_inner:{{"wps": "{speed}"}}\n')
+        loss, speed = self.trainer.losses[self.plan], self.trainer.speeds.get(self.plan, 100.0)
+        self.about.watch({"valid_loss": str(loss)})
+        self.about.log.write_text("" if speed is None else f'INFO:train_inner:{{"wps": "{speed}"}}\n')
+        extra = {"val_loss": loss, "train_iterator": {"epoch": 2, "iterations_in_epoch": 0}}
+        command = self.about.command
         folder = Path(command[command.index("--save-dir") + 1])
-        extra = {"val_loss": self.losses[plan], "train_iterator": {"epoch": 2, "iterations_in_epoch": 0}}
         torch.save({"model": {"w": torch.zeros(2)}, "extra_state": extra}, folder / "checkpoint_best.pt")
         return 0
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    interrupt = end = close
 
 
 @pytest.fixture
 def trainer(monkeypatch) -> Iterator[Trainer]:
     trainer = Trainer()
-    monkeypatch.setattr(running, "train", trainer)
+    monkeypatch.setattr(trainings, "Running", trainer)
+    monkeypatch.setattr(engine, "POLL_S", 0)
     monkeypatch.setattr(
         report, "draw", lambda study, path: path.write_bytes(b"PNG")
     )  # which takes longer than all else
@@ -115,13 +140,14 @@ def by_plan(out: Path) -> dict[str, dict]:
 
 
 def test_replacements_are_trained_side_by_side(ablate, trainer, tmp_path, monkeypatch):
-    run_all, at_once, threads = trainings.run_all, [], set()
-    monkeypatch.setattr(trainings, "run_all", lambda works, count=1: (at_once.append(count), run_all(works, count)))
-    train = running.train
-    monkeypatch.setattr(running, "train", lambda *given: (threads.add(given[-1]), train(*given))[1])
-    assert ablate() == 0 and ablate("--jobs", "3", out=tmp_path / "parallel") == 0
-    assert at_once == [1, 1, 1, 1, 3, 1], "baseline, replacements, combination"
-    assert threads == {None, 1}
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert ablate() == 0
+    assert set(trainer.at_once) == {1} and set(trainer.threads) == {"7"}
+    trainer.at_once.clear()
+    trainer.threads.clear()
+    assert ablate("--jobs", "3", out=tmp_path / "parallel") == 0
+    assert trainer.at_once == [1, 1, 2, 3, 1, 2, 3, 1], "baseline, replacements, combination"
+    assert set(trainer.threads) == {"1"}
     kept = ("plan", "loss", "role", "status")
     one, other = (
         [[row[name] for name in kept] for row in table(tmp_path / out)["rows"]] for out in ("out", "parallel")

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from leapformer_fairseq.cli import calls
 from leapformer_fairseq.studies import engine, trainings
 from leapformer_fairseq.studies.engine import Call, Cell, Command, Engine, State, Study, planned, ready
 from leapformer_fairseq.studies.launching import COMMANDS, Launcher
@@ -131,6 +132,9 @@ def test_steps_logs_results_and_what_is_tidied(tmp_path):
     state = Engine(Toy(tmp_path, one), watch=lambda *shows: shown.append(shows)).run()
     assert state.results == {"a": {"log": '{"loss": 2} 7\n'}}
     assert not (tmp_path / "b/one.log").exists() and (0, 1, "a") in shown
+    (tmp_path / "b/one.log").touch()  # as if it had been killed before
+    Engine(Toy(tmp_path, one)).run()
+    assert not (tmp_path / "b/one.log").exists()
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -194,6 +198,10 @@ def test_commands_are_listed_as_they_are_typed(tmp_path):
         (tmp_path / "a/done").unlink()
     assert (tmp_path / COMMANDS).read_text().splitlines()[2:] == ["python -c 'print(1)'", "python -c pass"]
     assert (tmp_path / "a/log").read_text() == "1\n1\n"
+    toy = Toy(tmp_path / "o", Cell("a", (python("pass"),)))
+    toy.commands = ""
+    Engine(toy).run()
+    assert not (tmp_path / "o" / COMMANDS).exists()
 
 
 @pytest.mark.parametrize(("restarts", "saves", "ends"), [(2, True, True), (1, True, False), (9, False, False)])
@@ -232,14 +240,20 @@ def test_others_go_on_after_a_failure(tmp_path):
         "c": "not started, it needs a", "d": "not started, it needs c",
     }  # fmt: skip
     assert "b failed: no luck" in said
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/done").touch()
+    state = Engine(Toy(tmp_path, *cells)).run()
+    assert list(state.failed) == ["a", "b", "c"] and list(state.results) == ["d", "e"], "d is done anyway"
 
 
 def test_a_vital_failure_ends_the_study(tmp_path):
     events = []
-    cells = [Cell("a", (Call(refusing, ("no luck",)),), vital=True), *noting(events, "b")]
-    with pytest.raises(LeapformerError, match="^a: no luck$"):
-        Engine(Toy(tmp_path, *cells)).run()
-    assert not events
+    cells = [Cell("a", (Call(refusing, ("no luck",)),), vital=True, title="the first"), *noting(events, "b")]
+    toy, reports = Toy(tmp_path, *cells), []
+    toy.report = lambda state: reports.append(dict(state.failed))
+    with pytest.raises(LeapformerError, match="^the first failed: no luck$"):
+        Engine(toy).run()
+    assert not events and reports == [{}, {"a": "no luck"}]
 
 
 def test_a_result_that_cannot_be_written_ends_the_study(tmp_path):
@@ -290,6 +304,34 @@ def test_inputs_may_be_made_by_what_is_needed_or_missing_once_all_is_done(tmp_pa
 def test_numbers_of_jobs(tmp_path):
     with pytest.raises(LeapformerError, match="^--jobs 0: give at least 1$"):
         Engine(Toy(tmp_path, cell("a")), jobs=0).run()
+
+
+class Checked(Toy):
+    """A study whose data is missing."""
+
+    def check_work(self):
+        refusing("no data")
+
+
+def test_data_is_checked_before_the_folder_is_made_but_only_if_there_is_work_to_do(tmp_path):
+    out, said = tmp_path / "o", []
+    with pytest.raises(LeapformerError, match="^no data$"):
+        Engine(Checked(out, cell("a"))).run()
+    Engine(Checked(out, cell("a", inputs=(tmp_path / "no",))), say=said.append, dry=True).run()
+    assert said == ["# a\n"] and not out.exists()
+    Engine(Toy(out, cell("a"))).run()
+    assert Engine(Checked(out, cell("a"))).run().results == {"a": True}
+
+
+def test_a_command_names_the_cells_that_failed(tmp_path, capsys):
+    broken = Cell("b", (Call(refusing, ("no luck",)),), title="the second")
+    state, status = calls.run_study(Toy(tmp_path, cell("a"), broken), "toys", "toy")
+    assert status == 1 and state.failed == {"b": "no luck"}
+    assert capsys.readouterr().err.splitlines()[-1] == "leapformer: error: b: no luck"
+    assert calls.run_study(Toy(tmp_path, cell("a")), "toys", "toy")[1] == 0
+    stopped = Cell("c", (Call(signal.raise_signal, (signal.SIGTERM,)),))
+    assert calls.run_study(Toy(tmp_path, stopped), "toys", "toy", kept="all")[1] == 130
+    assert "interrupted; all is kept, the same command resumes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("content", "reason"), [("{", "damaged"), ("[]", "no JSON object"), ("{}", "without 'loss'")])

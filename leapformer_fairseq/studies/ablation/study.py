@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from ...attention import find
 from ...support.errors import LeapformerError
-from .. import trainings
-from . import running
-from .search import (
-    Candidate,
-    Plan,
-    Result,
-    candidates,
-    is_within,
-    objective,
-    plan_text,
-    recommend,
-    replaced,
-    slots,
-    without_the_worst,
-)
+from .search import Candidate, Plan, Result, candidates, plan_text, replaced, slots
 from .training import Training, plan_everywhere
 
 TO_DO, TRAINED, FAILED, REFUSED = "to do", "trained", "failed", "refused"
@@ -95,7 +79,7 @@ class Study:
 
 
 def plan_study(out: Path, training: Training, settings: Settings) -> Study:
-    """Plan all runs except combinations; read the finished ones in `out`, and mark what the model refuses.
+    """Plan all runs except combinations, and mark what the model refuses.
 
     Raises LeapformerError for unknown mechanisms, blocks that the model lacks, and numbers out of range, and if the
     baseline or none of the replacements can be built.
@@ -120,8 +104,6 @@ def plan_study(out: Path, training: Training, settings: Settings) -> Study:
     if refusals and all(refusals.values()):
         ((block, mechanism), reason), *others = refusals.items()
         raise LeapformerError(f"nothing can be tried; of {len(others) + 1}, {mechanism} in {block}: {reason}")
-    for run in study.runs:
-        _look_up(study, run)
     return study
 
 
@@ -139,54 +121,3 @@ def _check(settings: Settings) -> None:
             f"--jobs {settings.jobs} with --speed-weight {settings.speed_weight}: parallel trainings slow each other "
             "down; use --jobs 1 to let speed count"
         )
-
-
-def _look_up(study: Study, run: Run) -> None:
-    result = running.finished(study.folder(run))
-    if result is not None:
-        run.status, run.result = TRAINED, result
-
-
-def carry_out(
-    study: Study, begin: Callable[[Run], None], watch: Callable[[Run, str], None], changed: Callable[[Run], None]
-) -> None:
-    """Train all runs that are to do, recommend a plan, and train that, too, unless it is one of the runs.
-
-    The costs of replacements may add up: while a combination is beyond the tolerance, its worst replacement is undone
-    and the rest trained again.
-
-    Replacements are trained `jobs` at a time; the baseline and combinations, on which the next step depends, alone.
-    `begin` is called before a run, `watch` with the run and the value of each validation, `changed` after it. A run
-    that fails is marked; the others continue. Raises LeapformerError if the baseline fails, since nothing can be
-    compared without it.
-    """
-    settings, measure = study.settings, study.training.measure
-    threads = None if settings.jobs == 1 else 1
-
-    def train(run: Run) -> trainings.Work:
-        begin(run)
-        try:
-            command, folder = study.command(run), study.folder(run)
-            run.result = yield from running.complete(command, folder, measure, partial(watch, run), threads)
-            run.status = TRAINED
-        except LeapformerError as error:
-            run.status, run.reason = FAILED, str(error)
-        changed(run)
-
-    baseline, *others = study.runs
-    if baseline.status == TO_DO:
-        trainings.run_all([train(baseline)])
-    if baseline.result is None:
-        raise LeapformerError(f"the baseline {plan_text(baseline.plan)} failed: {baseline.reason}")
-    objective(baseline.result, baseline.result, settings.speed_weight)  # raises if it counts but is not logged
-    trainings.run_all((train(run) for run in others if run.status == TO_DO), settings.jobs)
-    results = [(run.candidate, run.result) for run in others if run.candidate and run.result]
-    study.recommended = recommend(baseline.plan, baseline.result, results, settings.tolerance, settings.speed_weight)
-    while study.run_of(study.recommended) is None:
-        run = Run(study.recommended, COMBINATION)
-        study.runs.append(run)
-        _look_up(study, run)
-        if run.status == TO_DO:
-            trainings.run_all([train(run)])
-        if run.result and not is_within(run.result.loss, baseline.result.loss, settings.tolerance):
-            study.recommended = without_the_worst(run.plan, baseline.plan, results)

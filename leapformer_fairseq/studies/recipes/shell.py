@@ -14,7 +14,7 @@ from pathlib import Path
 from ...support.errors import LeapformerError
 from ...support.files import owned
 from .. import trainings
-from ..launching import Launcher, Losses, age_of, record, started_by
+from ..launching import COMMANDS, Launcher, Losses, age_of, record, started_by
 from ..trainings import Work
 
 DONE = "done"
@@ -115,7 +115,7 @@ class Shell:
         if self.dry:
             self._say(shlex.join(command))
         else:
-            record(self.out, command)
+            record(self.out / COMMANDS, command)
         return not self.dry
 
     # -------------------------------------------------------------------------------------------------------- folders
