@@ -128,8 +128,10 @@ def run_all(works: Iterable[Work], at_once: int = 1) -> None:
                         running.close()
                         _begin(running.work, status, active)
         except BaseException:
+            for running in active:  # all at once: each may take its time to save
+                running.interrupt()
             for running in active:
-                running.stop()
+                running.end()
             raise
 
 
@@ -148,7 +150,7 @@ class _Active:
             stdin=subprocess.DEVNULL,
             stdout=self.output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C would reach it, too; only `stop` interrupts it
+            start_new_session=True,  # Ctrl-C would reach it, too; only `interrupt` does
             close_fds=False,  # it inherits the folder's lock
             env={**os.environ, **about.environment},
         )
@@ -164,9 +166,11 @@ class _Active:
         self.output.close()
         self.reader.close()
 
-    def stop(self) -> None:
-        """Interrupt the process, and kill it with all its children after PATIENCE_S or a second Ctrl-C."""
+    def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
+
+    def end(self) -> None:
+        """Wait for the interrupted process; kill it with all its children after PATIENCE_S or a second Ctrl-C."""
         with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
             self.process.wait(PATIENCE_S)
         with suppress(ProcessLookupError):

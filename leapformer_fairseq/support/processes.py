@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any
 
 from .errors import LeapformerError
@@ -22,8 +23,7 @@ def pool_of(count: int, what: str, remedy: str) -> Iterator[ProcessPoolExecutor]
     """
     # Spawned, not forked: forks inherit torch's threads, and the log level that importing fairseq sets.
     # Not multiprocessing.Pool: it waits forever for the result of a process that was killed.
-    quiet = partial(logging.basicConfig, level=logging.WARNING)
-    with ProcessPoolExecutor(count, get_context("spawn"), quiet) as pool:
+    with ProcessPoolExecutor(count, get_context("spawn"), _begin, (logging.WARNING,)) as pool:
         try:
             yield pool
         except BrokenProcessPool as error:
@@ -32,12 +32,26 @@ def pool_of(count: int, what: str, remedy: str) -> Iterator[ProcessPoolExecutor]
             pool.shutdown(cancel_futures=True)
 
 
+def _begin(level: int | None = None) -> None:
+    """Begin a process of a pool, which ends with its parent: if that is killed, nobody wants the results."""
+    if level is not None:
+        logging.basicConfig(level=level)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
 class Pool:
     """The part of `multiprocessing.Pool` that fairseq uses. Raises LeapformerError if one of its processes dies."""
 
     def __init__(self, processes: int) -> None:
         self._count = processes
-        self._executor = ProcessPoolExecutor(processes)
+        self._executor = ProcessPoolExecutor(processes, initializer=_begin)
 
     def apply_async(self, work: Callable[..., Any], args: Sequence[Any] = (), kwds: Mapping[str, Any] = {}) -> _Result:
         """Submit work; `get` of the returned object waits for the result."""

@@ -91,6 +91,35 @@ def several(tmp_path, names, at_once, code="print('on')"):
 
 
 class TestSeveral:
+    def test_all_are_interrupted_before_one_is_waited_for(self, tmp_path, monkeypatch):
+        """Each ends when it sees that all were interrupted, or alone after five seconds."""
+        monkeypatch.setattr(trainings, "POLL_S", 0.02)
+        code = f"""
+import pathlib, sys, time
+folder, name = pathlib.Path({str(tmp_path)!r}), sys.argv[1]
+try:
+    (folder / f"{{name}}.begun").touch()
+    if len(list(folder.glob("*.begun"))) == 3:
+        print({VALID!r}, flush=True)
+    time.sleep(100)
+except KeyboardInterrupt:
+    (folder / f"{{name}}.interrupted").touch()
+    for _ in range(500):
+        if len(list(folder.glob("*.interrupted"))) == 3:
+            (folder / f"{{name}}.together").touch()
+            break
+        time.sleep(0.01)
+"""
+
+        def work(name):
+            yield Process(
+                [*python(code), name], tmp_path / f"{name}.log", lambda entry: os.kill(os.getpid(), signal.SIGINT)
+            )
+
+        with pytest.raises(KeyboardInterrupt):
+            trainings.run_all((work(name) for name in "abc"), 3)
+        assert len(list(tmp_path.glob("*.together"))) == 3
+
     def test_each_goes_on_after_its_own_processes(self, tmp_path, monkeypatch):
         monkeypatch.setattr(trainings, "POLL_S", 0.02)
         events = several(tmp_path, "abc", 2)

@@ -3,7 +3,10 @@
 import ast
 import os
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,6 +58,35 @@ def test_an_error_of_a_process_is_told_as_it_is():
 
 def test_results_are_in_order():
     assert mapped(abs) == list(range(40))
+
+
+def begins(folder: str) -> None:
+    Path(folder, str(os.getpid())).touch()
+    time.sleep(100)
+
+
+SPAWNED = "with pool_of(2, 'x', 'y') as pool: [pool.submit(begins, FOLDER) for _ in range(2)]; time.sleep(100)"
+FORKED = "pool = Pool(2); [pool.apply_async(begins, (FOLDER,)) for _ in range(2)]; time.sleep(100)"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", [SPAWNED, FORKED], ids=["spawned", "forked"])
+def test_processes_end_with_a_killed_command(kind: str, tmp_path: Path) -> None:
+    imports = "import time; from tests.support.test_processes import begins"
+    imports += "; from leapformer_fairseq.support.processes import Pool, pool_of"
+    code = f"{imports}\nFOLDER = {str(tmp_path)!r}\nif __name__ == '__main__':\n    {kind}"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=CODE.parent) as command:
+        assert within(60, lambda: len(list(tmp_path.iterdir())) == 2)
+        command.kill()
+    assert within(20, lambda: not any(Path("/proc", path.name).is_dir() for path in tmp_path.iterdir()))
+
+
+def within(seconds: float, true: Callable[[], bool]) -> bool:
+    """Whether something becomes true in time."""
+    end = time.monotonic() + seconds
+    while not true() and time.monotonic() < end:
+        time.sleep(0.05)
+    return true()
 
 
 def test_there_is_no_other_pool():
