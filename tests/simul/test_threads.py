@@ -46,7 +46,7 @@ class SharedContext:
     """A PassContext as it must not be: every thread has the same one."""
 
     __init__, hand_over = PassContext.__init__, PassContext.hand_over
-    own, told = PassContext.own, PassContext.value
+    own, value = PassContext.own, PassContext.value
 
 
 def at_once(works: list[Work]) -> list[Any]:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..masks import ChunkMask, PrefixMask
 from . import dispatch
-from .precision import accumulated, without_autocast
+from .precision import without_autocast
 from .segments import Saved, first_order
 
 
@@ -149,14 +149,14 @@ def _states_in_groups(transition: Tensor | None, added: Tensor, first: Tensor, b
         before = torch.cat([first.unsqueeze(1), added[:, :-1]], 1).cumsum_(1)
         return before, before[:, -1] + added[:, -1]
 
-    def applied(transition: Tensor, state: Tensor) -> Tensor:
-        return transition @ state if is_matrix(transition, added) else transition * state
+    matrix, count, (features, columns) = is_matrix(transition, added), added.shape[1], added.shape[-2:]
 
-    count, (features, columns) = added.shape[1], added.shape[-2:]
+    def applied(transition: Tensor, state: Tensor) -> Tensor:
+        return transition @ state if matrix else transition * state
+
     size = math.isqrt(count - 1) + 1
     # Each group starts from an empty state, with the identity in additional columns. These become the product of the
     # transitions so far, by which the state that enters the group is multiplied once it is known.
-    matrix = is_matrix(transition, added)
     identity = torch.eye(features, dtype=added.dtype, device=added.device) if matrix else added.new_ones(features, 1)
     start = torch.cat([added.new_zeros(features, columns), identity], -1)
     wider = F.pad(added, (0, identity.shape[-1]))
@@ -426,7 +426,7 @@ class _Normalize(torch.autograd.Function):
 
 def _placeholder(q: Tensor, v: Tensor) -> Tensor:
     """Zeros of the shape of q @ v, (.., T, M), that take no memory."""
-    return accumulated(q).new_zeros(()).expand(*q.shape[:-1], v.shape[-1])
+    return q.new_zeros(()).expand(*q.shape[:-1], v.shape[-1])
 
 
 def _cut(tokens: Tensor, size: int) -> Tensor:

@@ -260,8 +260,8 @@ def _keyed(entry: Any, at: str, what: str, needs: Mapping[str, type], others: Ma
     for key in needs:
         if key not in entry:
             raise LeapformerError(f"{entry.at}: {what!r} lacks {key!r} (it has {', '.join(entry)}); add it")
+    known = needs if isinstance(others, type) else {**needs, **others}
     for key, value in entry.items():
-        known = needs if isinstance(others, type) else {**needs, **others}
         kind = known.get(key, others if isinstance(others, type) else None)
         if kind is None:
             near = suggestion(key, known)

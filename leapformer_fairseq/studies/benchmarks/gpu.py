@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import logging
 import sys
 import time
@@ -41,7 +40,7 @@ from ... import PLUGIN_DIR
 from ...attention.ops import dispatch
 from ...scoring.pictures.results import draw_results
 from ...support.errors import LeapformerError
-from ...support.files import make_folder, write_json, write_text
+from ...support.files import make_folder, read_json, write_json, write_text
 from ...support.signature import environment
 from . import gpu_checks, gpu_page, gpu_times, measure
 from .gpu_cases import FAST, FULL, Task, one_line
@@ -67,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         folder = make_folder(args.out)
         if args.redraw:
-            _report(folder, _measured(folder))
+            _report(folder, read_json(folder / "gpu.json", remedy="measure without --redraw first"))
             return 0
         if args.device.startswith("cuda") and not torch.cuda.is_available():
             raise LeapformerError("torch sees no GPU here; give --device cpu to try this command without one")
@@ -247,15 +246,6 @@ def _write(folder: Path, content: Message, seconds: float) -> None:
     content["signature"] = "|".join(f"{name}:{value}" for name, value in {**flat, **content["options"]}.items())
     write_json(folder / "gpu.json", content, "--out")
     write_text(folder / "gpu.md", gpu_page.page(content), "--out")
-
-
-def _measured(folder: Path) -> Message:
-    """Read gpu.json."""
-    try:
-        content: Message = json.loads((folder / "gpu.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LeapformerError(f"{folder}/gpu.json cannot be read ({error}); measure without --redraw first") from error
-    return content
 
 
 def _report(folder: Path, content: Message) -> None:

@@ -96,6 +96,7 @@ class LongRangeArena(Recipe):
                 self.shell.run(self.shell.leapformer("maps", *options, "--out", out))
 
     def step_bench(self) -> None:
+        """Measure speed and memory of the protocol's models, unless `--no-bench` is given."""
         if self.settings.no_bench:
             return
         bench, models = self.results / "lra.json", "luna" if self.settings.protocol == "luna" else "leapformer"

@@ -80,6 +80,7 @@ class Sparsefinder(Recipe):
 
     # ---------------------------------------------------------------------------------------------------------- steps
     def step_teach(self) -> None:
+        """Train the teacher in its stages; the last is the entmax model whose graphs are predicted."""
         s, warm_up = self.settings, ["--warmup-updates", "50"]
         self.need_root() if not self.shell.dry else None
         if s.train_on_valid:

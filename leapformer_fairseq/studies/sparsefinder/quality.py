@@ -52,8 +52,7 @@ class Scored:
     """The test: `subset` of `data`; translations need `references`, a file of detokenised lines.
 
     limit: only the first sentences (blocks of a masked language model).
-    long:  translations with references of at least so many tokens, including the end symbol, are also scored
-           separately.
+    long:  fewest tokens of a reference, including the end symbol, whose translation is also scored separately.
     """
 
     checkpoint: str
