@@ -33,6 +33,7 @@ class Command:
     """A step that runs a program of this environment as a process.
 
     words:    the arguments of `program`.
+    inline:   for a short command of `leapformer`: run in this process, and nothing is looked at until it has ended.
     log:      the file in the cell's folder to which the output of all attempts is appended.
     launched: for a training: started by the study's launcher, resumed if it dies, with its losses printed.
     threads:  by default one if cells run in parallel, else all cores or the user's OMP_NUM_THREADS.
@@ -43,6 +44,7 @@ class Command:
     log: str = "log"
     program: str = "leapformer"
     launched: bool = False
+    inline: bool = False
     threads: int | None = None
     tell: Callable[[dict[str, Any]], str] | None = None
 
@@ -239,6 +241,7 @@ class Engine:
     """Runs a study.
 
     say:      prints a line for the user: cells that start, losses of launched trainings, failures.
+    call:     runs a command of `leapformer` in this process; raises LeapformerError if it fails.
     jobs:     how many cells may run in parallel, each with one thread.
     launcher: how launched trainings are started.
     only:     words that select cells, see `selected`.
@@ -251,6 +254,7 @@ class Engine:
         study: Study,
         *,
         say: Callable[[str], None] = lambda line: None,
+        call: Callable[[Sequence[str]], None] = lambda words: None,
         jobs: int = 1,
         launcher: Launcher | None = None,
         only: Collection[str] = (),
@@ -258,7 +262,7 @@ class Engine:
         watch: Watch = unwatched,
     ) -> None:
         self.study, self.jobs, self.launcher, self.only, self.dry = study, jobs, launcher or Launcher(), only, dry
-        self._say, self._watch, self._stack = say, watch, ExitStack()
+        self._say, self._call, self._watch, self._stack = say, call, watch, ExitStack()
         self._pool: ProcessPoolExecutor | None = None  # started by the first call that needs it
         self._active = dict[str, tuple[Cell, Generator[None, None, Any]]]()
         self._processes = dict[str, trainings.Running]()
@@ -372,6 +376,9 @@ class Engine:
         """Run a command; a launched one is started again as long as each attempt leaves a new checkpoint."""
         if self.study.commands:
             record(self.study.out / self.study.commands, [step.program, *step.words])
+        if step.inline:
+            self._call(step.words)
+            return
         start = self.launcher.prefix() if step.launched else started_by(step.program)
         environment = trainings.environment(step.threads or (1 if self.jobs > 1 else None))
         log, last = folder / step.log, folder / trainings.LAST

@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +22,7 @@ from leapformer_fairseq.support import files
 from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.files import locked_folder, write_text
 
+NOTHING = Namespace(only=[], dry_run=False)  # options of a command
 INTERRUPT = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(20)"
 
 
@@ -179,6 +181,15 @@ def test_the_time_that_is_left(tmp_path, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------------------- commands
+def test_a_short_command_runs_in_this_process(tmp_path, monkeypatch):
+    called, inline = [], Cell("a", (Command(("list", "x y"), inline=True),))
+    Engine(Toy(tmp_path / "o", inline), call=called.append).run()
+    assert called == [("list", "x y")] and "leapformer list 'x y'" in (tmp_path / "o" / COMMANDS).read_text()
+    monkeypatch.setattr(calls, "call", lambda words: signal.raise_signal(signal.SIGINT))
+    assert calls.run_study(Toy(tmp_path / "p", inline), NOTHING)[1] == calls.INTERRUPTED
+    assert not (tmp_path / "p/a/done").exists()
+
+
 def test_a_dry_run_prints_what_would_run_and_writes_nothing(tmp_path):
     said, out = [], tmp_path / "o"
     cells = [Cell("a", (python("pass"), Call(os.getcwd))), Cell("b", (Command(("train", "two words")),), needs=("a",))]
@@ -325,12 +336,12 @@ def test_data_is_checked_before_the_folder_is_made_but_only_if_there_is_work_to_
 
 def test_a_command_names_the_cells_that_failed(tmp_path, capsys):
     broken = Cell("b", (Call(refusing, ("no luck",)),), title="the second")
-    state, status = calls.run_study(Toy(tmp_path, cell("a"), broken), "toys", "toy")
+    state, status = calls.run_study(Toy(tmp_path, cell("a"), broken), NOTHING, "toys", "toy")
     assert status == 1 and state.failed == {"b": "no luck"}
     assert capsys.readouterr().err.splitlines()[-1] == "leapformer: error: b: no luck"
-    assert calls.run_study(Toy(tmp_path, cell("a")), "toys", "toy")[1] == 0
+    assert calls.run_study(Toy(tmp_path, cell("a")), NOTHING, "toys", "toy")[1] == 0
     stopped = Cell("c", (Call(signal.raise_signal, (signal.SIGTERM,)),))
-    assert calls.run_study(Toy(tmp_path, stopped), "toys", "toy", kept="all")[1] == 130
+    assert calls.run_study(Toy(tmp_path, stopped), NOTHING, "toys", "toy", kept="all")[1] == 130
     assert "interrupted; all is kept, the same command resumes" in capsys.readouterr().err
 
 
