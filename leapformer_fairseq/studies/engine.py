@@ -74,9 +74,11 @@ class Cell:
     name:    unique in the study, for messages and --only.
     steps:   run one after the other; those that resume, such as trainings, go on where they were interrupted.
     result:  the file with the result, below the study's folder; its folder is the cell's, with the logs. It holds a
-             JSON object if its name ends with .json or it has `fields`, else it is an empty mark. By default NAME/done.
+             JSON object if its name ends with .json or it has `fields`, else it is an empty mark, unless a step writes
+             it. By default NAME/done.
     collect: makes the content of the result, given the cell's folder, after the last step.
     fields:  keys that a JSON result must have.
+    whole:   whether a JSON result is complete, for one that its step writes as it grows.
     needs:   names of the cells that must be done before.
     inputs:  files that must exist, or be below the folder of a cell in `needs`, before any work of the study.
     alone:   no cell runs beside it, for measurements of time.
@@ -90,6 +92,7 @@ class Cell:
     result: str = ""
     collect: Callable[[Path], Any] | None = None
     fields: tuple[str, ...] = ()
+    whole: Callable[[Any], bool] = lambda value: True
     needs: tuple[str, ...] = ()
     inputs: tuple[Path, ...] = ()
     alone: bool = False
@@ -108,12 +111,17 @@ class Cell:
         """The file of the result in a study's folder."""
         return out / (self.result or f"{self.name}/{DONE}")
 
+    def is_done(self, out: Path) -> bool:
+        return self.path(out).is_file() and self.whole(self.read(out))
+
     def read(self, out: Path) -> Any:
         """The result, True for a mark, of a cell that is done. Raises LeapformerError if the file is damaged."""
         return read_json(self.path(out), self.fields) if self.is_json else True
 
     def write(self, out: Path, value: Any) -> None:
-        """Write the result, complete or not at all."""
+        """Write the result, complete or not at all, unless it is there."""
+        if self.is_done(out):
+            return
         path = self.path(out)
         if self.is_json:
             write_json(path, value)
@@ -165,7 +173,7 @@ def planned(study: Study, state: State, only: Collection[str] = (), dry: bool = 
     while True:
         cells = list(study.cells(state))
         _check_graph(cells)
-        unread = [cell for cell in cells if cell.name not in state.results and cell.path(study.out).is_file()]
+        unread = [cell for cell in cells if cell.name not in state.results and cell.is_done(study.out)]
         if not unread:
             break
         state.results |= {cell.name: cell.read(study.out) for cell in unread}
@@ -304,7 +312,10 @@ class Engine:
         while True:
             cells = planned(self.study, state, self.only)
             done = sum(cell.name in state.results for cell in cells)
-            before = done if before < 0 else before
+            if before < 0:
+                before = done
+                for cell in cells:
+                    self._skip(cell)
             for cell in cells:  # also what was killed before it was tidied
                 if cell.tidy and cell.name in state.results and cell.name not in tidied:
                     cell.tidy(cell.path(self.study.out).parent)
@@ -325,6 +336,13 @@ class Engine:
             while not any([self._ended(name, state) for name in list(self._active)]):  # a list: look at all of them
                 self._show(done, len(cells))
                 time.sleep(POLL_S)
+
+    def _skip(self, cell: Cell) -> bool:
+        """Whether a cell is done, which is said."""
+        done = cell.is_done(self.study.out)
+        if done:
+            self._say(f"== {cell.path(self.study.out).parent} is finished, skipped")
+        return done
 
     def _show(self, done: int, total: int) -> None:
         running = [f"{cell} {self._told.get(name, '')}".strip() for name, (cell, _) in self._active.items()]

@@ -109,6 +109,24 @@ def test_what_runs_next_may_depend_on_results(tmp_path):
     assert json.loads((tmp_path / "2.json").read_text()) == {"value": 1}
 
 
+def test_a_result_that_grows_is_left_to_its_step(tmp_path):
+    """And what a step has written stays as it is."""
+
+    def grow():
+        before = json.loads((tmp_path / "a.json").read_text())["steps"]
+        write_text(tmp_path / "a.json", json.dumps({"steps": [*before, 2]}))
+        write_text(tmp_path / "a.pt", "tensors")
+
+    cells = [
+        Cell("a", (Call(grow),), "a.json", whole=lambda value: len(value["steps"]) == 2),
+        Cell("b", (), "a.pt", needs=("a",)),
+    ]
+    Engine(Toy(tmp_path, cell("c"))).run()
+    (tmp_path / "a.json").write_text('{"steps": [1]}')
+    assert Engine(Toy(tmp_path, *cells)).run().results == {"a": {"steps": [1, 2]}, "b": True}
+    assert (tmp_path / "a.pt").read_text() == "tensors"
+
+
 def names_of(cells):
     return [one.name for one in cells]
 
@@ -177,7 +195,8 @@ def test_the_time_that_is_left(tmp_path, monkeypatch):
     (tmp_path / "a/done").unlink()
     (tmp_path / "b/done").unlink()
     Engine(Toy(tmp_path, *cells), say=said.append).run()
-    assert said[4:] == ["== 2 of 4 done: a", "== 3 of 4 done, 70 s left: b"], "what was done before took no time"
+    assert said[4:6] == [f"== {tmp_path}/{name} is finished, skipped" for name in "cd"]
+    assert said[6:] == ["== 2 of 4 done: a", "== 3 of 4 done, 70 s left: b"], "what was done before took no time"
 
 
 # ------------------------------------------------------------------------------------------------------------- commands
