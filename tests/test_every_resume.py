@@ -38,7 +38,7 @@ from leapformer_fairseq.simul.engine import EncodedEngine, IncrementalEngine, Re
 from leapformer_fairseq.simul.simulate import Outcome, Utterance, logged
 from leapformer_fairseq.studies import launching, trainings
 from leapformer_fairseq.studies.curve import curve as curves
-from leapformer_fairseq.studies.engine import Engine
+from leapformer_fairseq.studies.engine import Cell, Engine, State, planned
 from leapformer_fairseq.studies.launching import Losses
 from leapformer_fairseq.studies.linearize import selection
 from leapformer_fairseq.studies.linearize.selection import Swap, choose
@@ -401,15 +401,23 @@ def test_linearize_goes_on_with_the_blocks_that_were_chosen(monkeypatch: pytest.
         return iter(order[len(before) :])
 
     monkeypatch.setattr(stages, "choose", chosen)
-    one: Any = object.__new__(stages.Linearize)
-    one.settings = SimpleNamespace(keep=1, max_distance=None, sentences=5)
-    one.shell, one.out = SimpleNamespace(dry=False, say=lambda text: None), tmp_path
-    one.replaced = dict.fromkeys("abc")
-    one._pair = lambda checkpoint: SimpleNamespace(batches=lambda sentences: [])
+    study: Any = object.__new__(stages.Linearize)
+    study.settings = SimpleNamespace(keep=1, max_distance=None, sentences=5, path=Path("t.pt"))
+    study.out, study._say, study.everywhere, study.updates = tmp_path, lambda text: None, [], {stages.TASK: 0}
+    study.replaced = dict.fromkeys("abc")
+    study._pair = lambda checkpoint: SimpleNamespace(batches=lambda sentences: [])
+    study._stage = lambda name, words, start, *needs: Cell(name, (), needs=needs)
+    study._words_of_student = lambda stays: []
+    (tmp_path / "align").mkdir()
+    (tmp_path / "align/done").touch()
     (tmp_path / stages.ORDER).write_text(json.dumps({"swaps": order[:1], "first_layer": 1, "signature": ""}))
-    assert one._chosen() == {"c"} and asked == [[order[0]]]
+    assert study.kept(State()) is None
+    state = State()
+    assert [cell.name for cell in planned(study, state)] == ["align", "choose"] and "choose" not in state.results
+    assert study._choose()["swaps"] == order and asked == [[order[0]]]
+    assert [cell.name for cell in planned(study, state)][2:] == ["keep1/start", "keep1/distill", "keep1"]
+    assert study.kept(state) == {"c"}
     assert json.loads((tmp_path / stages.ORDER).read_text())["swaps"] == [list(swap) for swap in order]
-    assert one._chosen() == {"c"} and len(asked) == 1, "nothing is left"
 
 
 # -------------------------------------------------------------------------------------------------------------- studies
