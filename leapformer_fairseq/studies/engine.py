@@ -26,6 +26,7 @@ from .launching import COMMANDS, Launcher, Losses, age_of, record, started_by, t
 
 POLL_S = 0.1  # between two looks at processes, logs and calls
 DONE = "done"
+SHOWN = 20  # names in a message
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,14 @@ class Command:
 
 @dataclass(frozen=True)
 class Call:
-    """A step that calls a function of a module, in this process or, with --jobs, in another one.
+    """A step that calls a function of a module, in this process or, with --jobs and unless `inline`, in another one.
 
     The value of a cell's last call is its result, unless the cell collects it.
     """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
+    inline: bool = False
 
     def __str__(self) -> str:
         arguments = ", ".join(map(repr, self.arguments))
@@ -223,7 +225,8 @@ def selected(cells: Sequence[Cell], only: Collection[str]) -> list[Cell]:
         return list(cells)
     needs = {cell.name: cell.needs for cell in cells}
     if unknown := [word for word in only if not any(word in name for name in needs)]:
-        raise LeapformerError(f"--only {unknown[0]}: no cell has this in its name; choose from {', '.join(needs)}")
+        names = [*list(needs)[:SHOWN], *(["..."] if len(needs) > SHOWN else [])]
+        raise LeapformerError(f"--only {unknown[0]}: no cell has this in its name; choose from {', '.join(names)}")
     names = [name for word in only for name in needs if (name == word if word in needs else word in name)]
     for name in names:  # which grows by what is needed
         names += [need for need in needs[name] if need not in names]
@@ -375,7 +378,7 @@ class Engine:
         for step in cell.steps:
             if isinstance(step, Command):
                 yield from self._complete(step, cell, folder)
-            elif self.jobs == 1:
+            elif self.jobs == 1 or step.inline:
                 value = step.function(*step.arguments)
             else:
                 future = self._workers().submit(step.function, *step.arguments)
@@ -386,7 +389,7 @@ class Engine:
 
     def _workers(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            pool = pool_of(self.jobs, f"--jobs {self.jobs}", "finished work is kept, and the same command goes on")
+            pool = pool_of(self.jobs, f"--jobs {self.jobs}", "finished work is kept, and the same command goes on", 1)
             self._pool = self._stack.enter_context(pool)
         return self._pool
 
