@@ -56,12 +56,14 @@ def run_study(
     title: str = "",
     unit: str = "",
     *,
+    call: Callable[[Sequence[str]], None] = call,
     launcher: Launcher | None = None,
     kept: str = "finished work",
 ) -> tuple[State, int]:
     """Run a study with a bar, or without a `title` with lines, and print a line for each cell that failed.
 
     args:     of the command; those of `add_study_options` and, if there is one, --jobs count.
+    call:     runs a short command in this process.
     launcher: of the trainings.
     kept:     what an interrupt does not lose.
 
