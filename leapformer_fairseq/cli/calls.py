@@ -56,14 +56,14 @@ def run_study(
     title: str = "",
     unit: str = "",
     *,
-    call: Callable[[Sequence[str]], None] = call,
+    inline: Callable[[Sequence[str]], None] | None = None,
     launcher: Launcher | None = None,
     kept: str = "finished work",
 ) -> tuple[State, int]:
     """Run a study with a bar, or without a `title` with lines, and print a line for each cell that failed.
 
     args:     of the command; those of `add_study_options` and, if there is one, --jobs count.
-    call:     runs a short command in this process.
+    inline:   runs a short command in this process, by default `call`.
     launcher: of the trainings.
     kept:     what an interrupt does not lose.
 
@@ -76,7 +76,7 @@ def run_study(
     try:
         with progress(title, unit) as watch:
             engine = Engine(
-                study, say=say_lines, call=call, jobs=getattr(args, "jobs", 1), launcher=launcher, only=args.only,
+                study, say=say_lines, call=inline or call, jobs=getattr(args, "jobs", 1), launcher=launcher, only=args.only,
                 dry=args.dry_run, watch=watch if title else unwatched,
             )  # fmt: skip
             state = engine.run()

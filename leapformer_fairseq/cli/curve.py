@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         waiting, refused = len(curve.waiting), sum(bool(run.reason) for run in curve.runs)
         print(f"{waiting} runs to do, {len(curve.runs) - waiting - refused} finished before, {refused} refused")
     common = argparse.Namespace(dry_run=args.dry_run, only=args.only)  # --jobs are those of a simulation
-    _, status = calls.run_study(curve, common, call=_call)
+    _, status = calls.run_study(curve, common, inline=_call)
     if not status:
         print("\n".join([*([] if args.dry_run else [table(rows(curve))]), *refusals(curve)]))
     return status

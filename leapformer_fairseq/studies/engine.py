@@ -80,13 +80,13 @@ class Cell:
              it. By default NAME/done.
     collect: makes the content of the result, given the cell's folder, after the last step.
     fields:  keys that a JSON result must have.
-    whole:   whether a JSON result is complete, for one that its step writes as it grows.
     needs:   names of the cells that must be done before.
     inputs:  files that must exist, or be below the folder of a cell in `needs`, before any work of the study.
     alone:   no cell runs beside it, for measurements of time.
     vital:   its failure ends the study.
     tidy:    deletes from the cell's folder, once the result is there, what only resuming needs.
     title:   what it is called for the user; by default its name.
+    whole:   whether a JSON result is complete, for one that its step writes as it grows.
     """
 
     name: str
@@ -94,13 +94,13 @@ class Cell:
     result: str = ""
     collect: Callable[[Path], Any] | None = None
     fields: tuple[str, ...] = ()
-    whole: Callable[[Any], bool] = lambda value: True
     needs: tuple[str, ...] = ()
     inputs: tuple[Path, ...] = ()
     alone: bool = False
     vital: bool = False
     tidy: Callable[[Path], None] | None = None
     title: str = ""
+    whole: Callable[[Any], bool] = lambda value: True
 
     def __str__(self) -> str:
         return self.title or self.name

@@ -1,4 +1,4 @@
-"""The training command that an ablation varies: parsed, checked by building its model, and written for each plan."""
+"""A training command that a study varies: parsed, checked by building its model, and written for each run."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import copy
 import shlex
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...compat.errors_explained import explained
-from ...modules import BLOCKS, MechanismAttention, expand_plan
-from ...modules.swap import layers_of
-from ...support.errors import LeapformerError
-from ..trainings import LAST, PROGRAM, parse_options, refusing
-from .search import Plan, layers_text
+from ..compat.errors_explained import explained
+from ..modules import BLOCKS, MechanismAttention, expand_plan
+from ..modules.swap import layers_of
+from ..support.errors import LeapformerError
+from .ablation.search import Plan, layers_text
+from .trainings import LAST, PROGRAM, parse_options, refusing
 
 PLAN_FLAGS = {block.name: f"--{block.name}-attention" for block in BLOCKS}
 WHAT = "the training command"  # its name in error messages
@@ -38,12 +39,18 @@ class Training:
 
     arguments: the words after `leapformer train`.
     args:      the arguments as parsed by fairseq.
-    task:      fairseq's task, set up on the data.
     """
 
     arguments: tuple[str, ...]
     args: Namespace
-    task: Any
+
+    @cached_property
+    def task(self) -> Any:
+        """fairseq's task, set up on the data. Raises LeapformerError if it cannot be."""
+        from fairseq import tasks
+
+        with _trying():
+            return tasks.setup_task(copy.deepcopy(self.args))
 
     @property
     def identity(self) -> str:
@@ -60,12 +67,22 @@ class Training:
         """The log's name of the metric, on the first validation set."""
         return f"{self.args.valid_subset.split(',')[0]}_{self.metric}"
 
+    @cached_property
+    def blocks(self) -> list[str]:
+        """The names of the attention blocks for which the command takes a plan; needs no data."""
+        names = []
+        for name, flag in PLAN_FLAGS.items():
+            with suppress(LeapformerError):
+                _parse((*self.arguments, flag, "softmax"))
+                names.append(name)
+        return names if BLOCKS[0].name in names else names[:1]  # a decoder alone has no cross-attention
+
     def layers(self, baseline: str) -> dict[str, int]:
         """Return the model's attention blocks, {name: number of layers}, from building it with one plan everywhere.
 
         Raises LeapformerError if it cannot be built.
         """
-        model = self._build(dict.fromkeys(PLAN_FLAGS, baseline))
+        model = self.build([word for name in self.blocks for word in (PLAN_FLAGS[name], baseline)])
         counts = {}
         for block in BLOCKS:
             stack = getattr(model, block.stack, None)
@@ -79,23 +96,23 @@ class Training:
     def refusal(self, plan: Plan) -> str | None:
         """Return why the model cannot be built with this plan; None if it can."""
         try:
-            self._build({block: layers_text(names) for block, names in plan.items()})
+            self.build(plan_flags(plan))
         except LeapformerError as error:
             return str(error)
         return None
 
+    def words(self, options: Sequence[str], folder: Path) -> list[str]:
+        """The words of `leapformer` for a run with more options and with checkpoints in `folder`."""
+        interval = () if _gives(self.arguments, LOG_INTERVAL[0]) else LOG_INTERVAL
+        return ["train", *self.arguments, *options, "--log-format", "json", "--save-dir", str(folder), *interval]
+
     def command(self, plan: Plan, folder: Path) -> list[str]:
         """Return the whole command of a run with this plan and with checkpoints in `folder`."""
-        options = [*plan_flags(plan), "--log-format", "json", "--save-dir", str(folder)]
-        if not _gives(self.arguments, LOG_INTERVAL[0]):
-            options += LOG_INTERVAL
-        return [*PROGRAM, "train", *self.arguments, *options]
+        return [*PROGRAM, *self.words(plan_flags(plan), folder)]
 
-    def _build(self, plans: dict[str, str]) -> Any:
-        args = copy.deepcopy(self.args)
-        for block in BLOCKS:
-            if block.name in plans:
-                setattr(args, block.argument, plans[block.name])
+    def build(self, options: Sequence[str]) -> Any:
+        """Build the model with more options. Raises LeapformerError for wrong ones, and if it cannot be built."""
+        args = _parse((*self.arguments, *options))
         with _trying():
             return self.task.build_model(args)
 
@@ -103,8 +120,8 @@ class Training:
 def read_training(words: Sequence[str]) -> Training:
     """Parse the words of a training: those of `leapformer train`, with or without that name, or of fairseq-train.
 
-    Raises LeapformerError for unknown options, missing data, a model without attention plans, and a training that has
-    no end, leaves nothing to compare, or cannot be resumed.
+    The data is looked at only when a model is built. Raises LeapformerError for unknown options, a model without
+    attention plans, and a training that has no end, leaves nothing to compare, or cannot be resumed.
     """
     arguments = _arguments(words)
     args = _parse(arguments)
@@ -119,10 +136,7 @@ def read_training(words: Sequence[str]) -> Training:
     for name, reason in _REFUSED.items():
         if getattr(args, name) not in (False, LAST):
             raise LeapformerError(f"--{name.replace('_', '-')} in the training command: {reason}; leave it out")
-    from fairseq import tasks
-
-    with _trying():
-        return Training(arguments, args, tasks.setup_task(copy.deepcopy(args)))
+    return Training(arguments, args)
 
 
 def plan_flags(plan: Plan) -> list[str]:
