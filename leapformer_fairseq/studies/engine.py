@@ -26,6 +26,7 @@ from .launching import COMMANDS, Launcher, Losses, age_of, record, started_by, t
 
 POLL_S = 0.1  # between two looks at processes, logs and calls
 DONE = "done"
+SHOWN = 20  # names in a message
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Command:
     """A step that runs a program of this environment as a process.
 
     words:    the arguments of `program`.
+    inline:   for a short command of `leapformer`: run in this process, and nothing is looked at until it has ended.
     log:      the file in the cell's folder to which the output of all attempts is appended.
     launched: for a training: started by the study's launcher, resumed if it dies, with its losses printed.
     threads:  by default one if cells run in parallel, else all cores or the user's OMP_NUM_THREADS.
@@ -43,6 +45,7 @@ class Command:
     log: str = "log"
     program: str = "leapformer"
     launched: bool = False
+    inline: bool = False
     threads: int | None = None
     tell: Callable[[dict[str, Any]], str] | None = None
 
@@ -52,13 +55,14 @@ class Command:
 
 @dataclass(frozen=True)
 class Call:
-    """A step that calls a function of a module, in this process or, with --jobs, in another one.
+    """A step that calls a function of a module, in this process or, with --jobs and unless `inline`, in another one.
 
     The value of a cell's last call is its result, unless the cell collects it.
     """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
+    inline: bool = False
 
     def __str__(self) -> str:
         arguments = ", ".join(map(repr, self.arguments))
@@ -72,7 +76,8 @@ class Cell:
     name:    unique in the study, for messages and --only.
     steps:   run one after the other; those that resume, such as trainings, go on where they were interrupted.
     result:  the file with the result, below the study's folder; its folder is the cell's, with the logs. It holds a
-             JSON object if its name ends with .json or it has `fields`, else it is an empty mark. By default NAME/done.
+             JSON object if its name ends with .json or it has `fields`, else it is an empty mark, unless a step writes
+             it. By default NAME/done.
     collect: makes the content of the result, given the cell's folder, after the last step.
     fields:  keys that a JSON result must have.
     needs:   names of the cells that must be done before.
@@ -81,6 +86,7 @@ class Cell:
     vital:   its failure ends the study.
     tidy:    deletes from the cell's folder, once the result is there, what only resuming needs.
     title:   what it is called for the user; by default its name.
+    whole:   whether a JSON result is complete, for one that its step writes as it grows.
     """
 
     name: str
@@ -94,6 +100,7 @@ class Cell:
     vital: bool = False
     tidy: Callable[[Path], None] | None = None
     title: str = ""
+    whole: Callable[[Any], bool] = lambda value: True
 
     def __str__(self) -> str:
         return self.title or self.name
@@ -106,12 +113,17 @@ class Cell:
         """The file of the result in a study's folder."""
         return out / (self.result or f"{self.name}/{DONE}")
 
+    def is_done(self, out: Path) -> bool:
+        return self.path(out).is_file() and self.whole(self.read(out))
+
     def read(self, out: Path) -> Any:
         """The result, True for a mark, of a cell that is done. Raises LeapformerError if the file is damaged."""
         return read_json(self.path(out), self.fields) if self.is_json else True
 
     def write(self, out: Path, value: Any) -> None:
-        """Write the result, complete or not at all."""
+        """Write the result, complete or not at all, unless it is there."""
+        if self.is_done(out):
+            return
         path = self.path(out)
         if self.is_json:
             write_json(path, value)
@@ -163,7 +175,7 @@ def planned(study: Study, state: State, only: Collection[str] = (), dry: bool = 
     while True:
         cells = list(study.cells(state))
         _check_graph(cells)
-        unread = [cell for cell in cells if cell.name not in state.results and cell.path(study.out).is_file()]
+        unread = [cell for cell in cells if cell.name not in state.results and cell.is_done(study.out)]
         if not unread:
             break
         state.results |= {cell.name: cell.read(study.out) for cell in unread}
@@ -213,7 +225,8 @@ def selected(cells: Sequence[Cell], only: Collection[str]) -> list[Cell]:
         return list(cells)
     needs = {cell.name: cell.needs for cell in cells}
     if unknown := [word for word in only if not any(word in name for name in needs)]:
-        raise LeapformerError(f"--only {unknown[0]}: no cell has this in its name; choose from {', '.join(needs)}")
+        names = [*list(needs)[:SHOWN], *(["..."] if len(needs) > SHOWN else [])]
+        raise LeapformerError(f"--only {unknown[0]}: no cell has this in its name; choose from {', '.join(names)}")
     names = [name for word in only for name in needs if (name == word if word in needs else word in name)]
     for name in names:  # which grows by what is needed
         names += [need for need in needs[name] if need not in names]
@@ -239,6 +252,7 @@ class Engine:
     """Runs a study.
 
     say:      prints a line for the user: cells that start, losses of launched trainings, failures.
+    call:     runs a command of `leapformer` in this process; raises LeapformerError if it fails.
     jobs:     how many cells may run in parallel, each with one thread.
     launcher: how launched trainings are started.
     only:     words that select cells, see `selected`.
@@ -251,6 +265,7 @@ class Engine:
         study: Study,
         *,
         say: Callable[[str], None] = lambda line: None,
+        call: Callable[[Sequence[str]], None] = lambda words: None,
         jobs: int = 1,
         launcher: Launcher | None = None,
         only: Collection[str] = (),
@@ -258,7 +273,7 @@ class Engine:
         watch: Watch = unwatched,
     ) -> None:
         self.study, self.jobs, self.launcher, self.only, self.dry = study, jobs, launcher or Launcher(), only, dry
-        self._say, self._watch, self._stack = say, watch, ExitStack()
+        self._say, self._call, self._watch, self._stack = say, call, watch, ExitStack()
         self._pool: ProcessPoolExecutor | None = None  # started by the first call that needs it
         self._active = dict[str, tuple[Cell, Generator[None, None, Any]]]()
         self._processes = dict[str, trainings.Running]()
@@ -300,7 +315,10 @@ class Engine:
         while True:
             cells = planned(self.study, state, self.only)
             done = sum(cell.name in state.results for cell in cells)
-            before = done if before < 0 else before
+            if before < 0:
+                before = done
+                for cell in cells:
+                    self._skip(cell)
             for cell in cells:  # also what was killed before it was tidied
                 if cell.tidy and cell.name in state.results and cell.name not in tidied:
                     cell.tidy(cell.path(self.study.out).parent)
@@ -321,6 +339,13 @@ class Engine:
             while not any([self._ended(name, state) for name in list(self._active)]):  # a list: look at all of them
                 self._show(done, len(cells))
                 time.sleep(POLL_S)
+
+    def _skip(self, cell: Cell) -> bool:
+        """Whether a cell is done, which is said."""
+        done = cell.is_done(self.study.out)
+        if done:
+            self._say(f"== {cell.path(self.study.out).parent} is finished, skipped")
+        return done
 
     def _show(self, done: int, total: int) -> None:
         running = [f"{cell} {self._told.get(name, '')}".strip() for name, (cell, _) in self._active.items()]
@@ -353,7 +378,7 @@ class Engine:
         for step in cell.steps:
             if isinstance(step, Command):
                 yield from self._complete(step, cell, folder)
-            elif self.jobs == 1:
+            elif self.jobs == 1 or step.inline:
                 value = step.function(*step.arguments)
             else:
                 future = self._workers().submit(step.function, *step.arguments)
@@ -364,7 +389,7 @@ class Engine:
 
     def _workers(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            pool = pool_of(self.jobs, f"--jobs {self.jobs}", "finished work is kept, and the same command goes on")
+            pool = pool_of(self.jobs, f"--jobs {self.jobs}", "finished work is kept, and the same command goes on", 1)
             self._pool = self._stack.enter_context(pool)
         return self._pool
 
@@ -372,6 +397,9 @@ class Engine:
         """Run a command; a launched one is started again as long as each attempt leaves a new checkpoint."""
         if self.study.commands:
             record(self.study.out / self.study.commands, [step.program, *step.words])
+        if step.inline:
+            self._call(step.words)
+            return
         start = self.launcher.prefix() if step.launched else started_by(step.program)
         environment = trainings.environment(step.threads or (1 if self.jobs > 1 else None))
         log, last = folder / step.log, folder / trainings.LAST
