@@ -376,10 +376,11 @@ class Engine:
 
     def _skip(self, cell: Cell) -> bool:
         """Whether a cell is done, which is said."""
-        done = cell.is_done(self.study.out)
-        if done:
-            self._say(f"== {cell.folder(self.study.out)} is finished, skipped")
-        return done
+        if not cell.is_done(self.study.out):
+            return False
+        path = cell.path(self.study.out)
+        self._say(f"== {path.parent if path.name == DONE else path} is finished, skipped")
+        return True
 
     def _show(self, done: int, total: int) -> None:
         running = [f"{cell} {self._told.get(name, '')}".strip() for name, (cell, *_) in self._active.items()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from leapformer_fairseq.cli import recipe as command
+from leapformer_fairseq.studies.engine import Engine
 from leapformer_fairseq.studies.recipes import catalog
 from leapformer_fairseq.studies.recipes.plans import Attention
 from leapformer_fairseq.support.errors import LeapformerError
@@ -13,7 +14,7 @@ WITH_PLANS = [name for name in catalog.DATASETS if name not in ("talks", "sparse
 
 
 def start(name, *words):
-    return catalog.start(name, words, say=print, call=lambda words: pytest.fail("something was run"))
+    return catalog.start(name, words)
 
 
 @pytest.mark.parametrize("name", WITH_PLANS)
@@ -26,7 +27,7 @@ def test_an_unknown_mechanism_is_refused_by_every_recipe(name, tmp_path):
 
 @pytest.mark.parametrize("name", [name for name, table in catalog.tables().items() if table.rows])
 def test_an_unknown_row_is_refused_before_another_row_is_run(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(catalog.Job, "run_all", lambda self: pytest.fail("something was run"))
+    monkeypatch.setattr(Engine, "run", lambda self: pytest.fail("something was run"))
     rows = f"{catalog.tables()[name].rows[0]} leep"
     with pytest.raises(LeapformerError, match="--attention leep: "):
         command.run_recipe([name, "--out", str(tmp_path / "out"), "--rows", rows], print)
