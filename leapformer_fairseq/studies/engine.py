@@ -86,7 +86,7 @@ class Cell:
     collect: makes the content of the result, given the cell's folder, after the last step.
     fields:  keys that a JSON result must have.
     needs:   names of the cells that must be done before.
-    partly:  it starts once all of these have ended, if one of them is done.
+    some_of: names of cells that must have ended before, one of which must be done.
     inputs:  files that must exist, or be below the folder of a cell in `needs`, before any work of the study.
     records: what the options of folders, below the study's, must be; see `Study.lock_cells`.
     cores:   how many of --jobs it takes.
@@ -102,7 +102,7 @@ class Cell:
     collect: Callable[[Path], Any] | None = None
     fields: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    partly: bool = False
+    some_of: tuple[str, ...] = ()
     inputs: tuple[Path, ...] = ()
     records: Mapping[str, str] = field(default_factory=dict)
     cores: int = 1
@@ -113,6 +113,11 @@ class Cell:
 
     def __str__(self) -> str:
         return self.title or self.name
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """The names of all cells that come before."""
+        return (*self.needs, *self.some_of)
 
     @property
     def is_json(self) -> bool:
@@ -199,7 +204,7 @@ def planned(study: Study, state: State, only: Collection[str] = (), dry: bool = 
     chosen = selected(cells, only)
     folders = {cell.name: cell.folder(study.out) for cell in cells}
     for cell in chosen:
-        made = [folders[name] for name in cell.needs]
+        made = [folders[name] for name in cell.before]
         for path in cell.inputs if not dry and cell.name not in state.results else ():
             if not path.exists() and not any(path.is_relative_to(folder) for folder in made):
                 raise LeapformerError(f"{cell.name}: no {path}, which it needs; check the path")
@@ -216,7 +221,7 @@ def _check_graph(cells: Sequence[Cell]) -> None:
     logs = [{cell.folder(Path()) / step.log for step in of} for cell, of in zip(cells, commands, strict=True)]
     if path := _repeated(log for of_cell in logs for log in of_cell):
         raise LeapformerError(f"two cells write the log {path}; give each its own folder or log")
-    left = {cell.name: set(cell.needs) for cell in cells}
+    left = {cell.name: set(cell.before) for cell in cells}
     for name, needs in left.items():
         if unknown := sorted(needs - names):
             raise LeapformerError(f"{name} needs {unknown[0]}, which is no cell of the study; check the name")
@@ -241,7 +246,7 @@ def selected(cells: Sequence[Cell], only: Collection[str]) -> list[Cell]:
     """
     if not only:
         return list(cells)
-    needs = {cell.name: cell.needs for cell in cells}
+    needs = {cell.name: cell.before for cell in cells}
     if unknown := [word for word in only if not any(word in name for name in needs)]:
         raise LeapformerError(f"--only {unknown[0]}: no cell has this in its name; choose from {', '.join(needs)}")
     names = [name for word in only for name in needs if (name == word if word in needs else word in name)]
@@ -252,11 +257,12 @@ def selected(cells: Sequence[Cell], only: Collection[str]) -> list[Cell]:
 
 def ready(cells: Sequence[Cell], state: State, running: Sequence[Cell], jobs: int) -> list[Cell]:
     """The cells to start now, beside those that run, so that at most `jobs` run."""
-    active, started, lost = list(running), list[Cell](), lost_cells(cells, state)
-    over = {*state.results, *state.failed, *lost, *(cell.name for cell in running)}
-    ended = {*state.results, *state.failed, *lost}
+    active, started = list(running), list[Cell]()
+    ended = {*state.results, *state.failed, *lost_cells(cells, state)}
+    begun = {cell.name for cell in running}  # by name: a cell may be described otherwise since it began
     for cell in cells:
-        if cell.name in over or any(need not in (ended if cell.partly else state.results) for need in cell.needs):
+        waits = not state.results.keys() >= {*cell.needs} or not ended >= {*cell.some_of}
+        if waits or cell.name in ended | begun:
             continue
         full = sum(other.cores for other in active) + cell.cores > jobs
         if active and (full or cell.alone or any(other.alone for other in active)):
@@ -273,8 +279,10 @@ def lost_cells(cells: Sequence[Cell], state: State) -> dict[str, str]:
         before = len(lost)
         for cell in cells:
             if cell.name not in state.results | state.failed | lost:
-                lacking = [need for need in cell.needs if need in state.failed or need in lost]
-                if lacking and (not cell.partly or len(lacking) == len(cell.needs)):
+                gone = state.failed | lost
+                lacking = [need for need in cell.needs if need in gone]
+                lacking += cell.some_of if gone.keys() >= {*cell.some_of} else ()
+                if lacking:
                     lost[cell.name] = f"{NOT_STARTED}, it needs {lacking[0]}"
         if len(lost) == before:
             return lost

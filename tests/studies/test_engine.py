@@ -116,7 +116,7 @@ def names_of(cells):
 def test_which_cells_are_started():
     cells = [cell("a"), cell("b", needs=("a",)), cell("c"), cell("d", alone=True), cell("e")]
     assert names_of(ready(cells, State(), [], 9)) == ["a", "c"], "e would keep d waiting"
-    assert names_of(ready(cells, State(), [cells[0]], 2)) == ["c"]
+    assert names_of(ready(cells, State(), [replace(cells[0], title="again")], 2)) == ["c"]
     assert names_of(ready(cells, State({"a": True}), [], 2)) == ["b", "c"]
     assert names_of(ready(cells, State({"c": True}, {"a": ""}), [], 9)) == ["d"], "nothing beside it"
     assert ready(cells, State({"a": True, "b": True, "c": True}), [cells[3]], 9) == []
@@ -127,7 +127,7 @@ def test_which_cells_are_started():
 
 
 def test_what_summarises_others_starts_once_all_have_ended_if_one_is_done():
-    cells = [cell("a"), cell("b", needs=("a",)), cell("c"), cell("t", needs=("b", "c"), partly=True)]
+    cells = [cell("a"), cell("b", needs=("a",)), cell("c"), cell("t", some_of=("b", "c"))]
     assert names_of(ready(cells, State({"c": True}), [cells[0]], 9)) == []
     assert names_of(ready(cells, State({"c": True}, {"a": "died"}), [], 9)) == ["t"]
     failed = State({}, {"a": "died", "c": "died"})

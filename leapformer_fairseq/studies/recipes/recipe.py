@@ -187,10 +187,18 @@ class Recipe(Study):
         return f"{path.parent} holds no {self.noun}; run the step {self.steps[0]} first"
 
     def cells(self, state: State) -> list[Cell]:
-        """The cells of the wanted steps, which need nothing of other steps: those are finished."""
-        chosen = merged(cell for step, cells in self._of_steps(state).items() if step in self.wanted for cell in cells)
-        names = {cell.name for cell in chosen}
-        return [replace(cell, needs=tuple(need for need in cell.needs if need in names)) for cell in chosen]
+        """The cells of the wanted steps. They need nothing of other steps, which are finished.
+
+        What the first step does each time comes before all others: it refuses data that was made with other options.
+        """
+        of_steps = self._of_steps(state)
+        chosen = merged(cell for step, cells in of_steps.items() if step in self.wanted for cell in cells)
+        first = [cell.name for cell in of_steps[self.steps[0]] if cell.result is None]
+        names, cells = {cell.name for cell in chosen}, []
+        for cell in chosen:
+            needs = cell.needs if cell in of_steps[self.steps[0]] else dict.fromkeys([*first, *cell.needs])
+            cells.append(replace(cell, needs=tuple(need for need in needs if need in names)))
+        return cells
 
     def _of_steps(self, state: State) -> dict[str, list[Cell]]:
         return {step: getattr(self, f"cells_{step}")(state) for step in (*self.steps, *self.more_steps)}
@@ -218,8 +226,8 @@ class Recipe(Study):
         score = ours("score", log, "--examples", examples, "--checkpoint", checkpoint, "--json", out / "scores.json")
         return logged("validate", data, *more, log=log.name), score
 
-    def table(self, run: str, needs: Iterable[str], title: str, *notes: str) -> Cell:
-        """Write the table of all scored runs, after those of `run`, whose scores are made by `needs`."""
+    def table(self, run: str, scores: Iterable[str], title: str, *notes: str) -> Cell:
+        """Write the table of all scored runs, after those of `run`, whose cells are `scores`."""
         options = ["--title", self.titles.title or title]
         rows = self.titles.rows or self.row_order()
         if rows:
@@ -228,7 +236,7 @@ class Recipe(Study):
             options += ["--expect", *order.split()]
         for note in notes:
             options += ["--note", note]
-        return Cell(f"{run}/table", (ours("table", self.out, *options),), None, needs=tuple(needs), partly=True)
+        return Cell(f"{run}/table", (ours("table", self.out, *options),), None, some_of=tuple(scores))
 
 
 def merged(cells: Iterable[Cell]) -> list[Cell]:

@@ -155,8 +155,8 @@ class TextToSpeech(Recipe):
         systems = sorted(path for path in speech.glob("*/") if path.is_dir()) if speech.is_dir() else []
         options = ["--out", speech, "--baselines", "--pictures", self.settings.pictures]
         step = ours("score-speech", *(systems or [speech / "SYSTEM"]), *options)
-        needs, title = tuple(cell.name for cell in made if cell.result is None), f"scoring all systems in {speech}"
-        return Cell(f"{run.name}/{name}", (step,), None, needs=needs, partly=True, title=title)
+        spoken, title = tuple(cell.name for cell in made if cell.result is None), f"scoring all systems in {speech}"
+        return Cell(f"{run.name}/{name}", (step,), None, some_of=spoken, title=title)
 
 
 def write_examples(manifest: Path, out: Path) -> None:

@@ -149,7 +149,7 @@ class SpeechTranslation(Recipe):
         for name in sets:
             cells += [replace(cell, needs=tuple(needs)) for cell in self.translated(checkpoint, name)]
         report = ours("report", self.out)
-        last = Cell(f"{run.name}/report", (report,), None, needs=tuple(cell.name for cell in cells[1:]), partly=True)
+        last = Cell(f"{run.name}/report", (report,), None, some_of=tuple(cell.name for cell in cells[1:]))
         return [*cells, last]
 
     def options(self, name: str) -> list[str]:

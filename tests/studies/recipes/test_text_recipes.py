@@ -71,6 +71,9 @@ def test_a_table_of_multi30k_that_was_interrupted(tmp_path):
     commands = (out / "commands.sh").read_text(encoding="utf-8")
     assert commands.count("leapformer train ") == 2 and commands.count("leapformer prepare ") == 1
 
+    told = refused("multi30k", *options, "--attention", "relu", "--vocab-size", 99)
+    assert "vocab" in told and not (out / "relu-seed1").exists(), "data of other options is refused before all else"
+
     teacher = out / "softmax-seed1/model/checkpoint_best.pt"
     few = ("--linearize", teacher, "--linearize-options", "--align-updates 2 --distill-updates 2")
     finished("multi30k", *options, "--attention", "softmax/leap/softmax", *few)
