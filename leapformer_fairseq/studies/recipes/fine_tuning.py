@@ -6,19 +6,16 @@ import shutil
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...support.errors import LeapformerError
 from ...support.lines import read_lines
 from ..engine import Call, Cell, State
 from . import configuration
+from .facts import WHOLE
 from .options import Parser, list_of, one_of, whole
 from .plans import Attention
 from .recipe import DataSet, Steps, add_root, ours
 from .runs import Run, Runs
-
-if TYPE_CHECKING:
-    from ...attention import Mask
 
 GLUE = ("MNLI", "QNLI", "QQP", "SST-2")
 ACCURACY = ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
@@ -48,8 +45,8 @@ class FineTuning(Runs):
         )
         cls.add_run_options(parser)
 
-    def masks(self, attention: Attention) -> dict[str, Mask]:
-        return {"encoder-self": None}
+    def masks(self, attention: Attention) -> dict[str, str]:
+        return {"encoder-self": WHOLE}
 
     def check_data(self) -> None:
         self.need_root()

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...support.errors import LeapformerError
 from ..engine import Cell, State
+from .facts import WHOLE
 from .options import Parser, list_of, one_of, whole
 from .plans import Attention
 from .recipe import DataSet, Steps, add_root, logged, ours
 from .runs import Run, Runs
-
-if TYPE_CHECKING:
-    from ...attention import Mask
 
 PARTS, SCORED = ("train", "valid", "test"), ("valid", "test")
 TEXTS = "{train,valid,test}.txt or wiki.{train,valid,test}.tokens, plain or with .gz"
@@ -54,8 +51,8 @@ class LanguageModel(Runs):
             list_of(one_of(*SCORED)), default="test",
         )  # fmt: skip
 
-    def masks(self, attention: Attention) -> dict[str, Mask]:
-        return {"decoder-self": None}
+    def masks(self, attention: Attention) -> dict[str, str]:
+        return {"decoder-self": WHOLE}
 
     def check_data(self) -> None:
         if not (self.settings.valid and self.settings.test):
@@ -169,8 +166,8 @@ class MaskedLanguageModel(Runs):
         )  # fmt: skip
         cls.add_run_options(parser)
 
-    def masks(self, attention: Attention) -> dict[str, Mask]:
-        return {"encoder-self": None}
+    def masks(self, attention: Attention) -> dict[str, str]:
+        return {"encoder-self": WHOLE}
 
     def check_data(self) -> None:
         self.need_root()

@@ -9,16 +9,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..engine import Cell, State
 from .options import Parser, list_of, whole
 from .plans import Attention
 from .recipe import ATTENTION, DataSet, Recipe, logged, ours
 from .speech import train_speech, translate_offline
-
-if TYPE_CHECKING:
-    from ...attention import Mask
 
 BATCH = 4000  # frames per update, whatever the number of processes
 MOST_PROCESSES = 4  # that share a batch; with more, each would have too few sentences
@@ -70,7 +66,7 @@ class Quickstart(Recipe):
         models = 2 if settings.softmax and settings.attention.text != "softmax" else 1
         return 1 if is_available() else max(1, min(MOST_PROCESSES, cores() // models))
 
-    def masks(self, attention: Attention) -> Mapping[str, Mask]:
+    def masks(self, attention: Attention) -> Mapping[str, str]:
         return attention.wait_k_masks()
 
     @property

@@ -8,18 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ...support.errors import LeapformerError
 from ..engine import Call, Cell, Command, State, Study
 from ..launching import LAUNCHERS, Launcher
 from ..trainings import check_folder
 from . import configuration
+from .facts import BLOCKS, WHOLE
 from .options import Parser, list_of, one_of, whole, words
-from .plans import BLOCKS, Attention
-
-if TYPE_CHECKING:
-    from ...attention import Mask
+from .plans import Attention
 
 LIMITS = ("--num-workers", "1", "--required-batch-size-multiple", "1")  # in every evaluation
 REPEATED = (
@@ -114,9 +112,9 @@ class Recipe(Study):
         value = getattr(self.settings, "attention", None) or []
         return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, Attention)]
 
-    def masks(self, attention: Attention) -> Mapping[str, Mask]:
-        """The attention blocks of the models, with the masks that limit the choice of mechanisms."""
-        return dict.fromkeys(BLOCKS)
+    def masks(self, attention: Attention) -> Mapping[str, str]:
+        """The attention blocks of the models, with the names of the masks that limit the choice of mechanisms."""
+        return dict.fromkeys(BLOCKS, WHOLE)
 
     def check_data(self) -> None:
         """Raise LeapformerError before the first step if the data is missing."""

@@ -17,7 +17,6 @@ from .plans import Attention
 from .recipe import ATTENTION, LIMITS, DataSet, Recipe, Steps, add_root, logged, ours, training
 
 if TYPE_CHECKING:
-    from ...attention import Mask
     from ...data import tables
 
 LONG = "dev-long"
@@ -64,7 +63,7 @@ class SpeechTranslation(Recipe):
             'then predicts the target length (--st-options "--length-predictor ..." for another predictor)',
         )  # fmt: skip
 
-    def masks(self, attention: Attention) -> Mapping[str, Mask]:
+    def masks(self, attention: Attention) -> Mapping[str, str]:
         return super().masks(attention) if self.settings.offline else attention.wait_k_masks()
 
     def check_data(self) -> None:
