@@ -28,7 +28,7 @@ from tests.data.text_trees import (
     wikitext_tree,
     wmt14_archives,
 )
-from tests.studies.recipes.running import finished, leapformer, ran, recipe, refused, table
+from tests.studies.recipes.running import dry_run, finished, leapformer, ran, recipe, refused, table
 
 register()  # the architectures that configurations name
 DOCUMENTS = "iwslt14_esen_doc"
@@ -248,6 +248,19 @@ def test_the_commands_of_a_recipe(words, expected, run):
     assert status == 0 and not Path("/o").exists()
 
 
+def test_only_some_of_the_runs():
+    """And what they need."""
+    words = ("wikitext2", "--root", "/d", "--out", "/o", "--attention", "relu leap", "--seeds", "1 2")
+    lines = dry_run(*words, "--only", "relu-seed2/test leap-seed1")
+    saved = [line.split("--save-dir ")[1].split()[0] for line in lines if line.startswith("leapformer train ")]
+    assert saved == ["/o/relu-seed2/model", "/o/leap-seed1/model"]
+    assert sum(line.startswith("leapformer eval-lm ") for line in lines) == 1
+    assert sum(line.startswith("leapformer prepare ") for line in lines) == 1
+    assert "--only sofa: no cell has this in its name" in refused(
+        *words, "--train-on-valid", "--only", "sofa", "--dry-run"
+    )
+
+
 def test_of_a_window_only_the_last_sentence_counts():
     written = {0: "One. <sep> Two, two.", 10: "Alone.", 2: "", 3: "A <sep> b <sep> ", 4: "A<sep><sep>b"}
     lines = [f"{kind}-{n}\t-0.5\t{line}" for n, line in written.items() for kind in "HD"]
@@ -283,6 +296,10 @@ def test_wikitext2_trained_on_its_validation_text(tmp_path):
     assert "trained on the validation text" in (out / "table.md").read_text(encoding="utf-8")
     sizes = {run["size"] for run in content["runs"]}
     assert sizes == {count_tokens(tmp_path / "data/test.txt")}
+    (out / "table.json").unlink()
+    told = refused("wikitext2", *options, "--attention", "leap:leap-factor=64 relu")
+    assert told.startswith("leapformer: error: leap_leap-factor_64-seed3: ") and "see --help" not in told
+    assert [row["attention"] for row in table(out)["rows"]] == ["relu", "leap"], "the others go on, to their table"
     other = refused("wikitext2", "train", *(word for word in options if word != "--train-on-valid"))
     assert "holds the run of another command" in other
 
