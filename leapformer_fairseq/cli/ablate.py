@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--jobs", type=int, default=1, metavar="N",
         help="replacements trained at once, one thread each if more than one (default: 1)",
     )  # fmt: skip
-    parser.add_argument("--dry-run", action="store_true", help="show the runs and their commands, train nothing")
+    calls.add_study_options(parser, "trainings")
     parser.add_argument(
         "command", nargs="+", metavar="train ...", help="after --: a training as for `leapformer train`, with a budget"
     )
@@ -86,10 +86,10 @@ def _ablate(args: argparse.Namespace) -> int:
     ablation = Ablation(plan_study(Path(args.out), training, settings))
     if args.dry_run:
         state = State()
-        planned(ablation, state, dry=True)
+        planned(ablation, state, args.only, dry=True)
         _show(ablation.seen(state))
         return 0
-    state, status = calls.run_study(ablation, "ablation", "run", args.jobs, kept="everything")
+    state, status = calls.run_study(ablation, args, "ablation", "run", kept="everything")
     if status != calls.INTERRUPTED:
         study = ablation.seen(state)
         print(report.table(study))

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from ..support.errors import LeapformerError
 from ..support.files import owned
-from ..support.progress import progress
+from ..support.progress import progress, unwatched
 
 if TYPE_CHECKING:
     from ..studies.engine import State, Study
+    from ..studies.launching import Launcher
 
 Run = Callable[[argparse.Namespace], int]
 INTERRUPTED = 130  # the exit status
@@ -33,23 +34,52 @@ def call(words: Sequence[str]) -> None:
     from .main import build_parser
 
     args = build_parser(words[0]).parse_args(words)
-    if args.run(args):
+    status = args.run(args)
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt
+    if status:
         raise LeapformerError(f"leapformer {' '.join(words)} failed; the messages above say why")
 
 
+def add_study_options(parser: argparse.ArgumentParser, cells: str) -> None:
+    """Add what every study has in common, but for --jobs; `cells` is the plural noun for what it runs."""
+    parser.add_argument("--dry-run", action="store_true", help=f"print the {cells} to do, and write nothing")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="WORD",
+        help=f"only {cells} of these names, or with these words in their names, and what they need",
+    )  # fmt: skip
+
+
 def run_study(
-    study: Study, title: str, unit: str, jobs: int = 1, dry: bool = False, kept: str = "finished work"
+    study: Study,
+    args: argparse.Namespace,
+    title: str = "",
+    unit: str = "",
+    *,
+    inline: Callable[[Sequence[str]], None] | None = None,
+    launcher: Launcher | None = None,
+    kept: str = "finished work",
 ) -> tuple[State, int]:
-    """Run a study with a bar, and print a line for each cell that failed; `kept` says what an interrupt does not lose.
+    """Run a study with a bar, or without a `title` with lines, and print a line for each cell that failed.
+
+    args:     of the command; those of `add_study_options` and, if there is one, --jobs count.
+    inline:   runs a short command in this process, by default `call`.
+    launcher: of the trainings.
+    kept:     what an interrupt does not lose.
 
     Returns what is known at the end, and the exit status: 1 if a cell failed, INTERRUPTED after an interrupt. Raises
     LeapformerError like `engine.Engine.run`.
     """
     from ..studies.engine import Engine, State
 
+    say_lines = say if args.dry_run or not title else ignore
     try:
         with progress(title, unit) as watch:
-            state = Engine(study, say=say if dry else ignore, jobs=jobs, dry=dry, watch=watch).run()
+            engine = Engine(
+                study, say=say_lines, call=inline or call, jobs=getattr(args, "jobs", 1), launcher=launcher,
+                only=args.only, dry=args.dry_run, watch=watch if title else unwatched,
+            )  # fmt: skip
+            state = engine.run()
     except KeyboardInterrupt:
         print(f"leapformer: interrupted; {kept} is kept, the same command resumes", file=sys.stderr)
         return State(), INTERRUPTED

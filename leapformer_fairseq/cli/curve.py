@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import shlex
-import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..scoring.quality import bleu
 from ..support.errors import LeapformerError
-from ..support.files import locked_folder, write_text
 from . import calls, simulate, simulate_talks
 
 if TYPE_CHECKING:
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
     from ..studies.curve.curve import Curve, Run, Setting
 
 HELP = "quality against latency over a grid of policies: runs of `leapformer simulate`, a table and a picture"
-RECORD = "options.json"
 # Options of `leapformer simulate` that the grid sets for each run, so that the command takes lists of them instead.
 _OF_RUNS = (
     "--checkpoint", "--policy", "--waitk-lagging", "--hold", "--agree", "--align-frames", "--pre-decision-ratio",
@@ -58,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --talks: what ends a segment: pause, tokens, seconds (default: pause)",
     )  # fmt: skip
     add("--limit", type=int, metavar="N", help="only the first N sentences")
-    add("--dry-run", action="store_true", help="show the runs and their commands, translate nothing")
+    calls.add_study_options(parser, "runs")
     simulate.add_arguments(_Shared(parser))
 
 
@@ -75,7 +71,6 @@ class _Shared:
             self.options.append(option)
 
 
-@calls.owning
 def run(args: argparse.Namespace) -> int:
     """Simulate what is missing from the folder, and rewrite the results after each run.
 
@@ -85,25 +80,21 @@ def run(args: argparse.Namespace) -> int:
     from ..studies.curve.curve_report import refusals, rows, table
 
     curve = _plan(args)
-    utterances = _utterances(args, simulate_talks.is_for_talks(curve.runs[0].args))
-    checkpoints = _check(args, curve)
     refuse(curve.runs)
     if args.dry_run:
-        _show(curve)
-        return 0
-    about = {**_settings(args), **{f"checkpoint {name}": described for name, described in checkpoints.items()}}
-    locked_folder(curve.out, RECORD, about, "curve", grows=True)  # a larger grid may extend an earlier one
-    if args.limit:
-        _write_lists(args, utterances)
-    try:
-        interrupted = not _simulate_all(curve, checkpoints, utterances)
-    except KeyboardInterrupt:
-        print(f"leapformer: interrupted; {curve.out} keeps finished work, the same command resumes", file=sys.stderr)
-        interrupted = True
-    if interrupted:
-        return 130
-    print("\n".join([table(rows(curve)), *refusals(curve)]))
-    return 0
+        waiting, refused = len(curve.waiting), sum(bool(run.reason) for run in curve.runs)
+        print(f"{waiting} runs to do, {len(curve.runs) - waiting - refused} finished before, {refused} refused")
+    common = argparse.Namespace(dry_run=args.dry_run, only=args.only)  # --jobs are those of a simulation
+    _, status = calls.run_study(curve, common, inline=_call)
+    if not status:
+        print("\n".join([*([] if args.dry_run else [table(rows(curve))]), *refusals(curve)]))
+    return status
+
+
+def _call(words: Sequence[str]) -> None:
+    """Simulate, but hide the scores, which the table will show."""
+    with redirect_stdout(io.StringIO()):
+        calls.call(words)
 
 
 # ------------------------------------------------------------------------------------------------------------ planning
@@ -125,9 +116,9 @@ def _utterances(args: argparse.Namespace, of_talks: bool) -> list[Utterance]:
     return read_utterances(args.source, args.target)[: args.limit]
 
 
-def _plan(args: argparse.Namespace) -> Curve:
+def _runs(args: argparse.Namespace) -> list[Run]:
     """All runs of the grid. Raises LeapformerError for unsuitable names and numbers, and for an empty grid."""
-    from ..studies.curve.curve import Curve, Grid, name_checkpoints
+    from ..studies.curve.curve import Grid, name_checkpoints
 
     lists = {option: _numbers(option, getattr(args, _dest(option))) for option, *_ in _NUMBERS}
     ratios: Sequence[int | None] = lists.pop("--pre-decision-ratios") or [None]
@@ -140,7 +131,23 @@ def _plan(args: argparse.Namespace) -> Curve:
     runs = [_run(args, grid.checkpoints[setting.checkpoint], setting, shared, parser) for setting in grid.settings()]
     if not runs:
         raise LeapformerError("the grid is empty; give --policies and for each its numbers, and --segment-sizes")
-    return Curve(Path(args.out), runs, args.repeats)
+    return runs
+
+
+def _plan(args: argparse.Namespace) -> Curve:
+    """The study. Raises LeapformerError for options that would make every run fail."""
+    from ..studies.curve.curve import Curve
+
+    runs = _runs(args)
+    utterances = _utterances(args, simulate_talks.is_for_talks(runs[0].args))
+    checkpoints = _checked(args, runs)
+    about = {**_settings(args), **{f"checkpoint {name}": described for name, described in checkpoints.items()}}
+    files: dict[str, str] = {}
+    if args.limit:
+        source, target = _lists(args).values()
+        files[source] = "".join(f"{utterance.audio}\n" for utterance in utterances)
+        files[target] = "".join(f"{utterance.reference}\n" for utterance in utterances)
+    return Curve(Path(args.out), runs, args.repeats, utterances, about, checkpoints, files)
 
 
 def _segments(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[tuple[str, ...]]:
@@ -177,18 +184,18 @@ def _run(
     return Run(setting, ["simulate", *flags], parser.parse_args(flags))
 
 
-def _check(args: argparse.Namespace, curve: Curve) -> dict[str, dict[str, Any]]:
+def _checked(args: argparse.Namespace, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     """{name: description of the checkpoint}. Raises LeapformerError for options that would make every run fail."""
     from ..models.averaging import describe_checkpoint
     from ..models.loading import available_device
     from ..runtime.simul.options import decoding_options
     from ..simul.live import set_threads
 
-    decoding_options(curve.runs[0].args)
+    decoding_options(runs[0].args)
     available_device(args.device)
     set_threads(args.num_threads)
     bleu([""], [""], args.tokenize)
-    paths = {run.setting.checkpoint: run.args.checkpoint for run in curve.runs}
+    paths = {run.setting.checkpoint: run.args.checkpoint for run in runs}
     return {name: {"path": path, **describe_checkpoint(path)} for name, path in paths.items()}
 
 
@@ -235,51 +242,3 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
 def _lists(args: argparse.Namespace) -> dict[str, str]:
     """{option: path} for the lists of the test set that --limit cuts, in the --out folder."""
     return {option: str(Path(args.out, f"test.{_dest(option)}")) for option in ("--source", "--target")}
-
-
-def _write_lists(args: argparse.Namespace, utterances: Sequence[Utterance]) -> None:
-    source, target = _lists(args).values()
-    write_text(source, "".join(f"{utterance.audio}\n" for utterance in utterances))
-    write_text(target, "".join(f"{utterance.reference}\n" for utterance in utterances))
-
-
-def _show(curve: Curve) -> None:
-    """Print the runs to do, with their commands."""
-    from ..studies.curve.curve_report import refusals
-
-    waiting = curve.waiting
-    refused = sum(bool(run.reason) for run in curve.runs)
-    print(f"{len(waiting)} runs to do, {len(curve.runs) - len(waiting) - refused} finished before, {refused} refused")
-    for run in waiting:
-        print(f"leapformer {shlex.join(run.command)}")
-    for sentence in refusals(curve):
-        print(sentence)
-
-
-# ------------------------------------------------------------------------------------------------------------- running
-def _simulate_all(curve: Curve, checkpoints: dict[str, Any], utterances: Sequence[Utterance]) -> bool:
-    """Do all waiting runs, and rewrite the reports after each; False if one was interrupted."""
-    from ..studies.curve.curve_report import write_reports
-
-    write_reports(curve, checkpoints)
-    waiting = curve.waiting
-    for number, run in enumerate(waiting, 1):
-        print(f"run {number} of {len(waiting)}: {run.setting.name}", flush=True)
-        if not run.translated:
-            with redirect_stdout(io.StringIO()):  # hide its scores, which the table will show
-                if simulate.run(run.args):
-                    return False
-        _measure(run, utterances, curve.repeats)
-        write_reports(curve, checkpoints)
-    return True
-
-
-def _measure(run: Run, utterances: Sequence[Utterance], repeats: int) -> None:
-    from tqdm import tqdm
-
-    from ..studies.curve.curve import measure
-
-    left = len(utterances) * (repeats - len(run.measured))
-    if left > 0:
-        with tqdm(total=left, unit="sentence", desc="computation, one by one") as progress:
-            measure(run, utterances, repeats, progress.update)

@@ -7,10 +7,14 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from ..support.errors import LeapformerError
 from . import calls, logs
 
 HELP = "turn a trained softmax model into one with other attention: align its blocks, choose, distil"
 USAGE = "leapformer linearize --path CHECKPOINT --attention PLAN --out DIR [OPTIONS] [-- OPTIONS OF fairseq-train]"
+
+
+RESTARTS = "how often a training that dies goes on by itself from its last checkpoint (default: 0)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="weight of the error of attention weights; needs quadratic memory unless 0 (default: 0.1)",
     )  # fmt: skip
     add("--sentences", type=int, default=1000, metavar="N", help="validation sentences for the choice (default: 1000)")
-    add("--dry-run", action="store_true", help="print the commands of a student without softmax, train nothing")
+    add("--restarts", type=int, default=0, metavar="N", help=RESTARTS)
+    calls.add_study_options(parser, "stages")
     add("train_options", nargs="*", metavar="OPTION", help="after --: more options for fairseq-train, for all stages")
 
 
@@ -63,25 +68,24 @@ def run(args: argparse.Namespace) -> int:
     logging.disable(logging.INFO)  # fairseq's, in this process; trainings have their own
     logs.set_up()
     try:
-        _linearize(args)
+        return _linearize(args)
     finally:
         logging.disable(logging.NOTSET)
-    return 0
 
 
-def _linearize(args: argparse.Namespace) -> None:
-    from ..studies.linearize.report import write_report
-    from ..studies.linearize.stages import Linearize, Settings
+def _linearize(args: argparse.Namespace) -> int:
+    from ..studies.launching import Launcher
+    from ..studies.linearize.stages import CHECKPOINT, Linearize, Settings
     from ..studies.recipes.plans import Attention
-    from ..studies.recipes.shell import Shell
 
+    if args.restarts < 0:
+        raise LeapformerError(f"--restarts {args.restarts}: give at least 0")
     options: dict[str, Any] = {name: value for name, value in vars(args).items() if name in Settings.__annotations__}
     options["attention"] = Attention(args.attention)
-    shell = Shell(args.out, calls.say, calls.call, dry=args.dry_run)
-    folder = Linearize(Settings(**options), shell).run()
-    if args.dry_run:
-        return
-    lines = write_report(args.out)
-    shell.say(f"done: {folder}/checkpoint.pt" + (f"; {args.out}/table.md, table.json, linearize.png" if lines else ""))
-    if lines:
-        calls.say("\n".join(lines))
+    study = Linearize(Settings(**options), calls.say)
+    state, status = calls.run_study(study, args, launcher=Launcher(restarts=args.restarts))
+    folder = study.folder(state)
+    if not args.dry_run and folder in state.results:
+        tables = f"; {args.out}/table.md, table.json, linearize.png" if study.lines else ""
+        calls.say("\n".join([f"done: {args.out}/{folder}/{CHECKPOINT}{tables}", *study.lines]))
+    return status

@@ -109,7 +109,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--train-options", default="", metavar="TEXT", help='more options for all trainings, e.g. "--max-update 100"'
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the commands, train nothing")
+    calls.add_study_options(parser, "trainings")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -119,7 +119,7 @@ def _run(args: argparse.Namespace) -> int:
     rows, tasks = args.attention or tuple(protocol.rows), args.tasks or tuple(protocol.tasks)
     more, seeds = tuple(shlex.split(args.train_options)), args.seeds or protocol.seeds
     grid = Grid(protocol, Path(args.data), Path(args.out), quirks, more, tasks, rows, seeds)
-    return calls.run_study(grid, "lra", "run", args.jobs, args.dry_run)[1]
+    return calls.run_study(grid, args, "lra", "run")[1]
 
 
 # -------------------------------------------------------------------------------------------------------------- results

@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--updates", type=int, metavar="N", help="of each training (default: the probe's own, 400 to 1500)"
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trainings at once, each with one thread")
+    calls.add_study_options(parser, "trainings")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
     numbers = (args.rates, args.seeds, args.updates)
     study = Study(args.probes, args.attention, *numbers, Path(args.out), signature(threads=1))
-    state, status = calls.run_study(study, "probes", "training", args.jobs)
-    if not status:
+    state, status = calls.run_study(study, args, "probes", "training")
+    if not status and study.is_whole(state):
         print("\n".join(study.tables(state)))
     return status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..support.errors import LeapformerError
@@ -12,6 +13,7 @@ from . import calls
 
 if TYPE_CHECKING:
     from ..studies.sparsefinder.quality import Scored
+    from ..studies.sparsefinder.study import Blocks, Pareto
 
 HELP = "sparse attention that is predicted: extract a teacher's graphs, fit, evaluate, and draw all curves"
 
@@ -27,8 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @calls.owning
 def run(args: argparse.Namespace) -> int:
     """Run a step. Raises LeapformerError for unsuitable input; finished work is kept."""
-    STEPS[args.step][2](args)
-    return 0
+    return STEPS[args.step][2](args) or 0
 
 
 # ------------------------------------------------------------------------------------------------------------- extract
@@ -89,31 +90,27 @@ def _fit_arguments(parser: argparse.ArgumentParser) -> None:
         "--projections", choices=PROJECTIONS, default=defaults.projections,
         help="one for queries and keys (shared, the paper), or one each (separate, the released code)",
     )  # fmt: skip
+    _add_jobs(parser, "seeds")
 
 
-def _fit(args: argparse.Namespace) -> None:
+def _fit(args: argparse.Namespace) -> int:
     from dataclasses import fields
 
     from ..studies.sparsefinder.extraction import Graphs
-    from ..studies.sparsefinder.fitting import Settings, check_fitted, fit, parameter_count
+    from ..studies.sparsefinder.fitting import Settings, parameter_count
+    from ..studies.sparsefinder.study import Fit
 
     graphs = Graphs(args.graphs)
     options = {field.name: getattr(args, field.name) for field in fields(Settings)}
     settings = Settings(**{**options, "blocks": tuple(args.blocks)})
-    settings.check()
-    folder = make_folder(args.out)
-    for seed in args.seeds:
-        path = folder / f"seed{seed}.pt"
-        if path.is_file():
-            check_fitted(path, graphs, settings)
-        else:
-            with progress(f"fit, seed {seed}", "step") as watch:
-                fit(graphs, settings, seed, path, watch)
+    state, status = calls.run_study(Fit(graphs, settings, args.seeds, Path(args.out)), args, "fit", "seed")
     per_head, heads = parameter_count(graphs, settings), graphs.about["heads"]
-    print(
-        f"{len(args.seeds)} seeds in {folder}; {per_head} parameters per head, {per_head * heads:,} per layer of "
-        f"{heads} heads"
-    )
+    if state.results:
+        print(
+            f"{len(state.results)} seeds in {args.out}; {per_head} parameters per head, {per_head * heads:,} per layer "
+            f"of {heads} heads"
+        )
+    return status
 
 
 # ------------------------------------------------------------------------------------------------------------ evaluate
@@ -137,7 +134,7 @@ def _evaluate(args: argparse.Namespace) -> None:
         rows.append(row)
         print("  ".join(f"{name} {value:.4f}" for name, value in row.items() if isinstance(value, float)))
     content = {"rows": rows, "gold_sparsity": gold_sparsity(graphs, sentences), "sentences": len(sentences)}
-    write_json(make_folder(args.out) / "evaluate.json", _signed(content, args), "--out")
+    write_json(make_folder(args.out) / "evaluate.json", {**_about(args), **content}, "--out")
 
 
 # -------------------------------------------------------------------------------------------------------------- pareto
@@ -162,36 +159,29 @@ def _pareto_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--note", metavar="TEXT", help="a line above the tables")
     _add_quality(parser)
+    _add_jobs(parser, "points")
 
 
-def _pareto(args: argparse.Namespace) -> None:
-    from ..studies.sparsefinder.experiments import score_fronts, write_curves
+def _pareto(args: argparse.Namespace) -> int:
     from ..studies.sparsefinder.extraction import Graphs
     from ..studies.sparsefinder.grids import patterns, points, windows_of, with_options
-    from ..studies.sparsefinder.quality import KeptScores
-    from ..studies.sparsefinder.report import recall_table
-    from ..studies.sparsefinder.sweep import Sweep, evaluated, gold_sparsity
-    from ..studies.sparsefinder.sweep import run as sweep_all
+    from ..studies.sparsefinder.study import Pareto
+    from ..studies.sparsefinder.sweep import Sweep
 
     graphs = Graphs(args.graphs)
     block = graphs.about["block"]
     chosen = [with_options(point, args.options) for point in points(args.grid, args.mechanisms or patterns(), block)]
     sweep = Sweep(chosen, args.windows or windows_of(block), args.ends, args.fitted)
-    folder, test = make_folder(args.out), _test(args, graphs)
-    scores = None if test is None else KeptScores(test, folder, graphs.about["fingerprints"])
-    with progress("recall", "point") as watch:
-        rows = sweep_all(graphs, sweep, folder, args.sentences, watch)
-    sentences = evaluated(graphs, args.fitted, args.sentences)
-    gold: dict[str, Any] = {"sparsity": gold_sparsity(graphs, sentences), "recall": 1.0}
-    scored = []
-    if scores is not None and args.quality_points:
-        gold |= scores.full()
-        with progress("quality", "point") as watch:
-            scored = score_fronts(scores, sweep, rows, gold["sparsity"], args.quality_points, watch)
-    text = write_curves(folder, block, sweep, rows, scored, gold, args.note)
-    content = {"gold": gold, "recall_at_sparsity": recall_table(rows), "quality": scored, "sentences": len(sentences)}
-    write_json(folder / "curves.json", _signed(content, args), "--out")
-    print(text)
+    numbers = (args.sentences, args.quality_points, args.note)
+    study = Pareto(Path(args.out), sweep, _test(args, graphs), _about(args), graphs, *numbers)
+    return _run_scoring(study, args, "pareto")
+
+
+def _run_scoring(study: Pareto | Blocks, args: argparse.Namespace, title: str) -> int:
+    _, status = calls.run_study(study, args, title, "point")
+    if study.text:
+        print(study.text)
+    return status
 
 
 # -------------------------------------------------------------------------------------------------------------- blocks
@@ -208,23 +198,18 @@ def _blocks_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--subset", default="test", metavar="NAME", help="of the data (default: test)")
     parser.add_argument("--limit", type=int, default=500, metavar="N", help="score at most N samples (default: 500)")
     parser.add_argument("--batch", type=int, default=8, metavar="N", help="samples of a batch (default: 8)")
+    calls.add_study_options(parser, "points")
 
 
-def _blocks(args: argparse.Namespace) -> None:
-    from ..studies.sparsefinder.experiments import score_blocks, write_blocks
+def _blocks(args: argparse.Namespace) -> int:
     from ..studies.sparsefinder.grids import block_points
-    from ..studies.sparsefinder.quality import KeptScores, Scored
-    from ..studies.sparsefinder.sweep import Sweep, digest
+    from ..studies.sparsefinder.quality import Scored
+    from ..studies.sparsefinder.study import Blocks
+    from ..studies.sparsefinder.sweep import Sweep
 
     sweep = Sweep(block_points(args.grid, args.mechanisms), [0], "none", [args.fitted] if args.fitted else [])
     test = Scored(args.path, args.data, "encoder-self", args.subset, batch=args.batch, limit=args.limit)
-    folder = make_folder(args.out)
-    scores = KeptScores(test, folder, [digest(path) for path in (args.path, *sweep.files)])
-    full = scores.full()
-    with progress("blocks", "point") as watch:
-        rows = score_blocks(scores, sweep, watch)
-    write_json(folder / "blocks.json", _signed({"full": full, "rows": rows}, args), "--out")
-    print(write_blocks(folder, rows, full))
+    return _run_scoring(Blocks(Path(args.out), sweep, test, _about(args)), args, "blocks")
 
 
 # ---------------------------------------------------------------------------------------------------------------- draw
@@ -371,11 +356,19 @@ def _test(args: argparse.Namespace, graphs: Any) -> Scored | None:
     )
 
 
-def _signed(content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+def _about(args: argparse.Namespace) -> dict[str, Any]:
+    """What a file of results begins with."""
     from ..support.signature import environment, signature
 
-    options = {name: value for name, value in vars(args).items() if name != "run"}
-    return {"signature": signature(), "environment": environment(), "options": options, **content}
+    options = {name: value for name, value in vars(args).items() if name not in ("run", "jobs", "dry_run", "only")}
+    return {"signature": signature(), "environment": environment(), "options": options}
+
+
+def _add_jobs(parser: argparse.ArgumentParser, cells: str) -> None:
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help=f"{cells} at once, one thread each (default: 1)"
+    )
+    calls.add_study_options(parser, cells)
 
 
 STEPS = {

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", type=Path, nargs="?", help="my_study.yaml, or .py with study(out)")
     parser.add_argument("--out", metavar="DIR", type=Path, help="data, runs and results; the same command resumes")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="cells at once, each with one thread")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands, do nothing")
+    calls.add_study_options(parser, "cells")
     parser.add_argument("--example", action="store_true", help="print a study that runs in three minutes")
 
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.file or not args.out:
         raise LeapformerError("give a FILE and --out; `leapformer study --example` prints a file")
     study = _read(args.file, args.out)
-    state, status = calls.run_study(study, "study", "cell", args.jobs, args.dry_run)
+    state, status = calls.run_study(study, args, "study", "cell")
     if any(args.out.glob("*/*/scores.json")) and not args.dry_run:
         order = getattr(study, "order", [])
         title = getattr(study, "title", "") or args.file.stem

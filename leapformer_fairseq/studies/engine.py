@@ -29,6 +29,7 @@ from .launching import COMMANDS, Launcher, Losses, age_of, record, started_by, t
 POLL_S = 0.1  # between two looks at processes, logs and calls
 DONE = "done"
 NOT_STARTED = "not started"
+SHOWN = 20  # names in a message
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class Cell:
     vital:   its failure ends the study.
     tidy:    deletes from the cell's folder, once the result is there, what only resuming needs.
     title:   what it is called for the user; by default its name.
+    whole:   whether a JSON result is complete, for one that its step writes as it grows.
     """
 
     name: str
@@ -110,6 +112,7 @@ class Cell:
     vital: bool = False
     tidy: Callable[[Path], None] | None = None
     title: str = ""
+    whole: Callable[[Any], bool] = lambda value: True
 
     def __str__(self) -> str:
         return self.title or self.name
@@ -132,7 +135,7 @@ class Cell:
         return out if self.result is None else self.path(out).parent
 
     def is_done(self, out: Path) -> bool:
-        return self.result is not None and self.path(out).is_file()
+        return self.result is not None and self.path(out).is_file() and self.whole(self.read(out))
 
     def read(self, out: Path) -> Any:
         """The result, True for a mark, of a cell that is done. Raises LeapformerError if the file is damaged."""
@@ -248,7 +251,8 @@ def selected(cells: Sequence[Cell], only: Collection[str]) -> list[Cell]:
         return list(cells)
     needs = {cell.name: cell.before for cell in cells}
     if unknown := [word for word in only if not any(word in name for name in needs)]:
-        raise LeapformerError(f"--only {unknown[0]}: no cell has this in its name; choose from {', '.join(needs)}")
+        names = [*list(needs)[:SHOWN], *(["..."] if len(needs) > SHOWN else [])]
+        raise LeapformerError(f"--only {unknown[0]}: no cell has this in its name; choose from {', '.join(names)}")
     names = [name for word in only for name in needs if (name == word if word in needs else word in name)]
     for name in names:  # which grows by what is needed
         names += [need for need in needs[name] if need not in names]
@@ -468,7 +472,7 @@ class Engine:
 
     def _workers(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            pool = pool_of(self.jobs, f"--jobs {self.jobs}", "finished work is kept, and the same command goes on")
+            pool = pool_of(self.jobs, f"--jobs {self.jobs}", "finished work is kept, and the same command goes on", 1)
             self._pool = self._stack.enter_context(pool)
         return self._pool
 

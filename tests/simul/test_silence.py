@@ -272,8 +272,8 @@ def test_a_curve_passes_the_levels_on(tmp_path: Path, capsys) -> None:
     curve.add_arguments(parser)
     for given, expected in (("off", None), ("-40.5", -40.5)):
         words = ["--out", str(tmp_path), "--checkpoints", "model.pt", "--silence-db", given, "--lead-ms", "80"]
-        plan = curve._plan(parser.parse_args([*words, "--source", "s", "--target", "t"]))
-        assert {(run.args.silence_db, run.args.lead_ms) for run in plan.runs} == {(expected, 80)}
+        runs = curve._runs(parser.parse_args([*words, "--source", "s", "--target", "t"]))
+        assert {(run.args.silence_db, run.args.lead_ms) for run in runs} == {(expected, 80)}
 
 
 def test_a_segment_after_a_pause_begins_with_a_quiet_speaker() -> None:

@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import time
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.files import locked_folder, write_text
 from tests.support.test_files import another_in
 
+NOTHING = Namespace(only=[], dry_run=False)  # options of a command
 INTERRUPT = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(20)"
 
 
@@ -107,6 +109,24 @@ def test_what_runs_next_may_depend_on_results(tmp_path):
     (tmp_path / "2.json").unlink()
     assert Engine(Toy(tmp_path, cells)).run() == whole
     assert json.loads((tmp_path / "2.json").read_text()) == {"value": 1}
+
+
+def test_a_result_that_grows_is_left_to_its_step(tmp_path):
+    """And what a step has written stays as it is."""
+
+    def grow():
+        before = json.loads((tmp_path / "a.json").read_text())["steps"]
+        write_text(tmp_path / "a.json", json.dumps({"steps": [*before, 2]}))
+        write_text(tmp_path / "a.pt", "tensors")
+
+    cells = [
+        Cell("a", (Call(grow),), "a.json", whole=lambda value: len(value["steps"]) == 2),
+        Cell("b", (), "a.pt", needs=("a",)),
+    ]
+    Engine(Toy(tmp_path, cell("c"))).run()
+    (tmp_path / "a.json").write_text('{"steps": [1]}')
+    assert Engine(Toy(tmp_path, *cells)).run().results == {"a": {"steps": [1, 2]}, "b": True}
+    assert (tmp_path / "a.pt").read_text() == "tensors"
 
 
 def names_of(cells):
@@ -198,15 +218,18 @@ def test_the_time_that_is_left(tmp_path, monkeypatch):
     (tmp_path / "a/done").unlink()
     (tmp_path / "b/done").unlink()
     Engine(Toy(tmp_path, *cells), say=said.append).run()
+    assert said[4:6] == [f"== {tmp_path}/{name} is finished, skipped" for name in "cd"]
     assert said[6:] == ["== 2 of 4 done: a", "== 3 of 4 done, 70 s left: b"], "what was done before took no time"
-    assert said[4:6] == [f"== {tmp_path / name} is finished, skipped" for name in "cd"]
 
 
 # ------------------------------------------------------------------------------------------------------------- commands
-def test_a_short_command_runs_in_this_process(tmp_path):
+def test_a_short_command_runs_in_this_process(tmp_path, monkeypatch):
     called, inline = [], Cell("a", (Command(("list", "x y"), inline=True),))
     Engine(Toy(tmp_path / "o", inline), call=called.append).run()
     assert called == [("list", "x y")] and "leapformer list 'x y'" in (tmp_path / "o" / COMMANDS).read_text()
+    monkeypatch.setattr(calls, "call", lambda words: signal.raise_signal(signal.SIGINT))
+    assert calls.run_study(Toy(tmp_path / "p", inline), NOTHING)[1] == calls.INTERRUPTED
+    assert not (tmp_path / "p/a/done").exists()
 
 
 def test_a_dry_run_prints_what_would_run_and_writes_nothing(tmp_path):
@@ -355,12 +378,12 @@ def test_data_is_checked_before_the_folder_is_made_but_only_if_there_is_work_to_
 
 def test_a_command_names_the_cells_that_failed(tmp_path, capsys):
     broken = Cell("b", (Call(refusing, ("no luck",)),), title="the second")
-    state, status = calls.run_study(Toy(tmp_path, cell("a"), broken), "toys", "toy")
+    state, status = calls.run_study(Toy(tmp_path, cell("a"), broken), NOTHING, "toys", "toy")
     assert status == 1 and state.failed == {"b": "no luck"}
     assert capsys.readouterr().err.splitlines()[-1] == "leapformer: error: b: no luck"
-    assert calls.run_study(Toy(tmp_path, cell("a")), "toys", "toy")[1] == 0
+    assert calls.run_study(Toy(tmp_path, cell("a")), NOTHING, "toys", "toy")[1] == 0
     stopped = Cell("c", (Call(signal.raise_signal, (signal.SIGTERM,)),))
-    assert calls.run_study(Toy(tmp_path, stopped), "toys", "toy", kept="all")[1] == 130
+    assert calls.run_study(Toy(tmp_path, stopped), NOTHING, "toys", "toy", kept="all")[1] == 130
     assert "interrupted; all is kept, the same command resumes" in capsys.readouterr().err
 
 
