@@ -20,40 +20,52 @@ from .sparsefinder import Sparsefinder
 from .speaking import SynthesisedSpeech, TextToSpeech
 from .speech import FittedSpeech, OwnSpeech, SpeechTranslation
 from .talks import Talks
-from .translation import Documents, OwnTranslation, Translation, UnsplitText
+from .translation import Documents, Translation
 
+TEXTS = "{train,valid,test}.txt or wiki.{train,valid,test}.tokens, plain or with .gz"
 DATASETS = {
     "quickstart": DataSet("Simultaneous speech translation from scratch", Quickstart),
-    "translation": DataSet("Parallel text of your own", OwnTranslation, "small", "{train,valid,test}.LANGUAGE"),
-    "language_model": DataSet("Text of your own", OwnLanguageModel, "small"),
+    "translation": DataSet(
+        "Parallel text of your own", Translation, "small", "{train,valid,test}.LANGUAGE", prepared="text"
+    ),
+    "language_model": DataSet("Text of your own", OwnLanguageModel, "small", TEXTS),
     "speech": DataSet(
         "Recordings of your own", OwnSpeech, "small",
         "columns audio and text, and if there translation, speaker, id, start and end; tabs, or .csv", ("test", "dev"),
     ),
-    "multi30k": DataSet("Multi30k English-German", Translation, "small", "{train,val,test_2016_flickr}.{en,de}"),
+    "multi30k": DataSet(
+        "Multi30k English-German", Translation, "small", "{train,val,test_2016_flickr}.{en,de}", downloads=True
+    ),
     "iwslt14_deen": DataSet(
-        "IWSLT 2014 German-English", Translation, "fairseq", "{train,valid,test}.{de,en}, or de-en.tgz of the release"
+        "IWSLT 2014 German-English", Translation, "fairseq", "{train,valid,test}.{de,en}, or de-en.tgz of the release",
+        downloads=True,
     ),
     "iwslt14_esen_doc": DataSet(
         "IWSLT 2014 Spanish-English, talks as documents", Documents, "abc",
-        "es-en.tgz of the release, or {train,valid,test}.{es,en}",
+        "es-en.tgz of the release, or {train,valid,test}.{es,en}", prepared="iwslt14-documents",
     ),
     "iwslt17": DataSet(
         "IWSLT 2017 English-German or English-French", Translation, "sparsefinder",
-        "{train,valid,test}.{en,de}, or en-de.tgz of WIT3",
+        "{train,valid,test}.{en,de}, or en-de.tgz of WIT3", downloads=True,
     ),
     "wmt14_ende": DataSet(
         "WMT 2014 English-German", Translation, "fairseq",
-        "{train,valid,test}.{en,de}, or the archives of the release",
+        "{train,valid,test}.{en,de}, or the archives of the release", downloads=True,
     ),
-    "tatoeba": DataSet("Tatoeba German-English", UnsplitText, "small", "deu-eng.zip of manythings.org, or deu.txt"),
+    "tatoeba": DataSet(
+        "Tatoeba German-English", Translation, "small", "deu-eng.zip of manythings.org, or deu.txt", prepared="tatoeba"
+    ),
     "python_docs": DataSet(
-        "Python's documentation, English-Spanish", UnsplitText, "small", "the .po files of python-docs-es"
+        "Python's documentation, English-Spanish", Translation, "small", "the .po files of python-docs-es",
+        prepared="python_docs",
     ),
-    "wikitext2": DataSet("WikiText-2", LanguageModel, "small"),
-    "wikitext103": DataSet("WikiText-103", LanguageModel, "leapformer"),
-    "mlm": DataSet("Masked language models", MaskedLanguageModel, "small"),
-    "glue": DataSet("GLUE", Glue, "small", "MNLI/train.tsv and so on, plain or with .gz"),
+    "wikitext2": DataSet("WikiText-2", LanguageModel, "small", TEXTS, downloads=True),
+    "wikitext103": DataSet("WikiText-103", LanguageModel, "leapformer", TEXTS, downloads=True),
+    "mlm": DataSet(
+        "Masked language models", MaskedLanguageModel, "small",
+        f"{TEXTS}: one sentence per line, an empty line between documents",
+    ),
+    "glue": DataSet("GLUE", Glue, "small", "MNLI/train.tsv and so on, plain or with .gz", downloads=True),
     "race": DataSet("RACE", Choices, "luna", "{train,dev,test}/{middle,high}/*.txt", choices=4),
     "csqa": DataSet("CommonsenseQA", Choices, "luna", "{train,dev}_rand_split.jsonl", choices=5),
     "mustc": DataSet(
@@ -69,7 +81,7 @@ DATASETS = {
         "Whole talks out of a corpus's sentences, translated by trained models", Talks,
         holds="{test,test_asr}.* of `leapformer corpus` or `leapformer prepare`",
     ),
-    "ljspeech": DataSet("LJSpeech", TextToSpeech, "mla", "metadata.csv and wavs"),
+    "ljspeech": DataSet("LJSpeech", TextToSpeech, "mla", "metadata.csv and wavs", downloads=True),
     "espeak_tts": DataSet("Text to speech with the embedded espeak-ng voice", SynthesisedSpeech, "tiny"),
     "sparsefinder": DataSet(
         "Sparsefinder from data to curves", Sparsefinder, "mt_small",
