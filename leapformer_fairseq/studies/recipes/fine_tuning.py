@@ -168,7 +168,7 @@ class Choices(FineTuning):
         """Binarise the shared text and each choice, and copy the indices of the correct answers."""
         text, binary = self.data / "text", self.data / "binary"
         steps: Steps = ()
-        for place in range(self.about.choices + 1):
+        for place in range(int(self.about.choices) + 1):
             part = f"input{place}"
             files = {name: text / part / name for name in ("train", "valid", "test")}
             files = {name: file for name, file in files.items() if file.is_file() or name != "test"}

@@ -34,7 +34,7 @@ Steps = tuple[Command | Call, ...]
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set and its recipe.
+    """A data set and its recipe, as in datasets.yaml.
 
     paper:     the default configuration.
     holds:     the files in --root, for --help.
@@ -49,9 +49,9 @@ class DataSet:
     paper: str = ""
     holds: str = ""
     sets: Sequence[str] = ()
-    choices: int = 0
+    choices: str = ""
     prepared: str = ""
-    downloads: bool = False
+    downloads: str = ""
 
 
 class Recipe(Study):
