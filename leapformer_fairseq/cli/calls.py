@@ -6,8 +6,9 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ..support import options
 from ..support.errors import LeapformerError
 from ..support.files import owned
 from ..support.progress import progress
@@ -15,7 +16,7 @@ from ..support.progress import progress
 if TYPE_CHECKING:
     from ..studies.engine import State, Study
 
-Run = Callable[[argparse.Namespace], int]
+Run = Callable[..., int | None]
 INTERRUPTED = 130  # the exit status
 
 
@@ -32,8 +33,7 @@ def call(words: Sequence[str]) -> None:
     """Run one of our short commands, in this process. Raises LeapformerError if it fails."""
     from .main import build_parser
 
-    args = build_parser(words[0]).parse_args(words)
-    if args.run(args):
+    if options.call(build_parser(words[0]).parse_args(words)):
         raise LeapformerError(f"leapformer {' '.join(words)} failed; the messages above say why")
 
 
@@ -70,10 +70,11 @@ def waiting(run: Run) -> Run:
 
 def _owning(run: Run, waits: bool) -> Run:
     @functools.wraps(run)
-    def alone(args: argparse.Namespace) -> int:
-        if not args.out or getattr(args, "dry_run", False):
-            return run(args)
-        with owned(args.out, waits=waits):
-            return run(args)
+    def alone(*args: argparse.Namespace, **values: Any) -> int | None:
+        given = vars(args[0]) if args else values
+        if not given["out"] or given.get("dry_run"):
+            return run(*args, **values)
+        with owned(given["out"], waits=waits):
+            return run(*args, **values)
 
     return alone

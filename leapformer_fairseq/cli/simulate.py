@@ -1,4 +1,6 @@
-"""`leapformer simulate`: simultaneous translation of utterances or talks, with delays and scores, without SimulEval."""
+"""`leapformer simulate`: translate a test set simultaneously, with delays and scores: utterances as SimulEval does,
+without it, or whole talks.
+"""
 
 from __future__ import annotations
 
@@ -9,40 +11,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.formats.runlog import SIMULATION, UNITS
+from ..runtime.simul.options import SYSTEM_OPTIONS
 from ..scoring.quality import bleu
-from ..support.errors import LeapformerError
 from ..support.files import locked_folder
+from ..support.options import DEVICE, TOKENIZE, TakesOptions, add_options, at_least, choice, defaults
 from . import calls, score, simulate_talks
 
 if TYPE_CHECKING:
-    from ..runtime.simul.options import TakesOptions
     from ..simul.simulate import Simulation
 
-HELP = (
-    "translate a test set simultaneously, with delays and scores: utterances as SimulEval does, without it, or "
-    "whole talks"
-)
 # Options that do not change the translations, and entries of the namespace that are not options.
 _FREE = ("out", "jobs", "tokenize", "run", *simulate_talks.FREE)
 
 
+OPTIONS = f"""
+--source LIST           a file with the path of one recording per line
+--target LIST           a file with one reference translation per line
+--out DIR!              log and scores; the same command resumes there
+{SYSTEM_OPTIONS}
+--source-segment-size MS:int = 40  audio sent at a time, in milliseconds; delays are multiples of it
+--eval-latency-unit {choice(UNITS)} = word  what has a delay
+{TOKENIZE}
+{DEVICE}
+--jobs N:int = 1        processes that translate
+{simulate_talks.OPTIONS}
+"""
+
+
 def add_arguments(parser: TakesOptions) -> None:
     """Add the arguments of the sub-command."""
-    from ..runtime.simul.options import add_system_options
-
-    parser.add_argument("--source", metavar="LIST", help="a file with the path of one recording per line")
-    parser.add_argument("--target", metavar="LIST", help="a file with one reference translation per line")
-    parser.add_argument("--out", metavar="DIR", required=True, help="log and scores; the same command resumes there")
-    add_system_options(parser)
-    parser.add_argument(
-        "--source-segment-size", type=int, default=40, metavar="MS",
-        help="audio sent at a time, in milliseconds; delays are multiples of it (default: 40)",
-    )  # fmt: skip
-    parser.add_argument("--eval-latency-unit", choices=UNITS, default="word", help="what has a delay (default: word)")
-    parser.add_argument("--tokenize", default="13a", help="sacreBLEU tokenizer: 13a, zh, ja-mecab, ... (default: 13a)")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that translate (default: 1)")
-    simulate_talks.add_arguments(parser)
+    add_options(parser, OPTIONS)
 
 
 @calls.owning
@@ -51,8 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises LeapformerError for unsuitable options, models and files.
     """
-    if args.jobs < 1:
-        raise LeapformerError(f"--jobs {args.jobs}: give at least 1")
+    at_least(1, jobs=args.jobs)
     of_talks = simulate_talks.is_for_talks(args)
     bleu([""], [""], args.tokenize)  # an unusable tokenizer must fail now, not after the translation
     try:
@@ -68,12 +65,13 @@ def _simulate_utterances(args: argparse.Namespace) -> None:
 
     utterances = read_utterances(args.source, args.target)
     simulation = build_simulation(args)
-    folder = _locked_folder(args, simulate_talks.defaults())
+    folder = _locked_folder(args, defaults(simulate_talks.OPTIONS))
     done = logged(folder, args.eval_latency_unit)
     waiting = [utterance for utterance in utterances if utterance.index not in done]
     _translate(args, simulation, waiting, len(utterances))
     put_in_order(folder)
-    _score(folder, args)
+    out = str(folder / "scores.json")
+    score.utterances(str(folder), args.tokenize, args.eval_latency_unit, args.checkpoint, out)
     if simulation.batched:
         print("decoded in batches: nothing was timed, so there are no scores in _CA")
 
@@ -114,11 +112,3 @@ def _translate(args: argparse.Namespace, simulation: Simulation, waiting: list[A
             f"{len(left_out)} recordings begin with long silence, {sum(left_out):.1f} s of it were left out; "
             "--silence-db off translates it"
         )
-
-
-def _score(folder: Path, args: argparse.Namespace) -> None:
-    """Score the folder as `leapformer score` does."""
-    parser = argparse.ArgumentParser()
-    score.add_arguments(parser)
-    options = [str(folder), "--tokenize", args.tokenize, "--unit", args.eval_latency_unit]
-    score.run(parser.parse_args([*options, "--checkpoint", args.checkpoint, "--json", str(folder / "scores.json")]))

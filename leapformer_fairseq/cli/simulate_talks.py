@@ -5,30 +5,26 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..runtime.simul.options import SEGMENT_OPTIONS
 from ..scoring.pieces import SEGMENTERS
 from ..support.errors import LeapformerError
 from ..support.files import write_json
+from ..support.options import choice, defaults, flag
 from . import score_talks
-
-if TYPE_CHECKING:
-    from ..runtime.simul.options import TakesOptions
 
 FREE = ("segmenter", "lang")  # options that do not change the logs, only their scores
 
 
-def add_arguments(parser: TakesOptions) -> None:
-    """Add the options for talks."""
-    from ..runtime.simul.options import add_segment_options
-
-    add = parser.add_argument
-    add("--talks", metavar="DIR", help="instead of --source and --target: a folder of talks made by `leapformer "
-        "prepare` talks, mustc-talks or acl6060; each goes through a session, as in `leapformer stream`")  # fmt: skip
-    add_segment_options(parser)
-    add("--drafts", action="store_true", help="with --talks: also show and log the words that may still change")
-    add("--segmenter", choices=SEGMENTERS, default="soft", help="with --talks: as in `leapformer score`")
-    add("--lang", metavar="CODE", help="with --talks: as in `leapformer score`")
+OPTIONS = f"""
+--talks DIR             instead of --source and --target: a folder of talks made by `leapformer prepare` talks,
+                        mustc-talks or acl6060; each goes through a session, as in `leapformer stream`
+{SEGMENT_OPTIONS}
+--drafts                with --talks: also show and log the words that may still change
+--segmenter {choice(SEGMENTERS)} = soft  with --talks: as in `leapformer score`
+--lang CODE             with --talks: as in `leapformer score`
+"""
 
 
 def is_for_talks(args: argparse.Namespace) -> bool:
@@ -39,23 +35,16 @@ def is_for_talks(args: argparse.Namespace) -> bool:
         return True
     if not (args.source and args.target):
         raise LeapformerError("give --source and --target, lists of utterances and references, or --talks, a folder")
-    for name, default in defaults().items():
+    for name, default in defaults(OPTIONS).items():  # for utterances, no other values are accepted
         if getattr(args, name) != default:
-            raise LeapformerError(f"--{name.replace('_', '-')} is for --talks; utterances are translated as they are")
+            raise LeapformerError(f"{flag(name)} is for --talks; utterances are translated as they are")
     return False
-
-
-def defaults() -> dict[str, Any]:
-    """The options for talks with their defaults; for utterances, no other values are accepted."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return vars(parser.parse_args([]))
 
 
 def check(args: argparse.Namespace) -> list[Path]:
     """The recordings of the talks. Raises LeapformerError if they do not match the segments."""
     from ..data.talks import REFERENCES, SEGMENTS, read_recordings
-    from ..scoring.segmentation import by_recording, find_recording, read_segments
+    from ..scoring.pieces import by_recording, find_recording, read_segments
 
     folder = Path(args.talks)
     recordings = read_recordings(folder)

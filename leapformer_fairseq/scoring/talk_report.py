@@ -21,10 +21,8 @@ from ..support.errors import LeapformerError
 from ..support.signature import signature
 from .latency import long_form_scores, regime, simultaneity
 from .marks import below_twins, length_ratio, marks
-from .pieces import Piece, cut, read_pieces, write_pieces
-from .quality import QualityScore, bleu, chrf
-from .quality_command import score_by_command
-from .segmentation import read_segments
+from .pieces import Piece, cut, read_pieces, read_segments, write_pieces
+from .quality import QualityScore, bleu, chrf, score_by_command
 
 LATENCIES = ("LongYAAL", "LongLAAL", "LongAL", "LongAP", "LongDAL")
 WAYS = ("", LOGGED, REPAIRED, QUEUED)  # suffixes: without computation, and three ways to count it, see `talks.Talk`
