@@ -1,4 +1,6 @@
-"""`leapformer corpus`: make a small corpus: English-German speech translation, text to speech, ListOps, Pathfinder."""
+"""`leapformer corpus`: make a small corpus: English-German speech or text translation, text to speech, Long Range
+Arena.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..data.corpus import build, tts
+from ..data.corpus import build, text, tts
 from ..data.corpus.folder import SPEECH_TRANSLATION, Corpus
 from ..data.corpus.plan import SEED, SPLITS
 from ..data.lra import listops, pathfinder
@@ -19,6 +21,7 @@ from ..support.progress import progress
 
 SIZES: dict[str, Mapping[str, int]] = {
     SPEECH_TRANSLATION: build.SIZES,
+    text.NAME: text.SIZES,
     tts.NAME: tts.SIZES,
     listops.NAME: listops.SIZES,
     pathfinder.NAME: {},
@@ -28,7 +31,7 @@ ONLY_FOR = {
     "vocab_size": (SPEECH_TRANSLATION,),
     "snr_db": (SPEECH_TRANSLATION,),
     "overwrite": (SPEECH_TRANSLATION, tts.NAME),
-    **dict.fromkeys(SPLITS, (SPEECH_TRANSLATION, tts.NAME, listops.NAME)),
+    **dict.fromkeys(SPLITS, (SPEECH_TRANSLATION, text.NAME, tts.NAME, listops.NAME)),
     **dict.fromkeys(TREES, (listops.NAME,)),
     **dict.fromkeys((*PICTURES, "images"), (pathfinder.NAME,)),
     "workers": (SPEECH_TRANSLATION, pathfinder.NAME),
@@ -43,9 +46,10 @@ COUNTS = "\n".join(
 )
 OPTIONS = f"""
 --out OUT:path!         folder of the corpus; an equal one there is reused
---task {choice(SIZES)} = {SPEECH_TRANSLATION}  st: speech translation, several voices in noise; tts: text to speech, one
-                        voice, phonemes with their times; listops and pathfinder: these tasks of Long Range Arena, in
-                        the layout of its release
+--task {choice(SIZES)} = {SPEECH_TRANSLATION}  st: speech translation, several voices in noise; text: its sentences as
+                        parallel text, for `leapformer prepare text`; tts: text to speech, one voice, phonemes with
+                        their times; listops and pathfinder: these tasks of Long Range Arena, in the layout of its
+                        release
 {COUNTS}
 --seed SEED:int = {SEED}  seed of everything random
 --vocab-size N:int      subwords per language (st: {build.VOCAB_SIZE})
@@ -66,7 +70,8 @@ OPTIONS = f"""
 
 def run(args: argparse.Namespace) -> int:
     """Build or reuse the corpus, and print its size. Raises LeapformerError for an option of another task."""
-    options = {name: getattr(args, name) for name in ONLY_FOR if getattr(args, name) not in (None, False)}
+    args.overwrite = args.overwrite or None  # not given, as the other options that only some tasks have
+    options = {name: getattr(args, name) for name in ONLY_FOR if getattr(args, name) is not None}
     for name in options:
         if args.task not in ONLY_FOR[name]:
             tasks = " or ".join(ONLY_FOR[name])
@@ -80,6 +85,10 @@ def run(args: argparse.Namespace) -> int:
     if args.task == listops.NAME:
         with owned(args.out, waits=True), progress("corpus", "tree") as watch:
             _print_summary(listops.build(args.out, counts, args.seed, listops.Trees(**options), watch), args.out)
+        return 0
+    if args.task == text.NAME:
+        with owned(args.out, waits=True):
+            _print_summary(text.build(args.out, counts, args.seed), args.out)
         return 0
     makers: dict[str, Callable[..., Corpus]] = {SPEECH_TRANSLATION: build.build, tts.NAME: tts.build}
     print_table(makers[args.task](args.out, counts, args.seed, **options))
