@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..scoring.quality import bleu
 from ..support.errors import LeapformerError
 from ..support.files import locked_folder, write_text
-from . import calls, simulate, simulate_talks
+from . import calls, simulate
 
 if TYPE_CHECKING:
     from ..simul.simulate import Utterance
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     from ..studies.curve.curve_report import refusals, rows, table
 
     curve = _plan(args)
-    utterances = _utterances(args, simulate_talks.is_for_talks(curve.runs[0].args))
+    utterances = _utterances(args, simulate.is_for_talks(curve.runs[0].args))
     checkpoints = _check(args, curve)
     refuse(curve.runs)
     if args.dry_run:
@@ -120,7 +120,7 @@ def _utterances(args: argparse.Namespace, of_talks: bool) -> list[Utterance]:
         if option != "--jobs" and value and of_talks:
             raise LeapformerError(f"{option} {value} is for utterances; talks are all translated, and timed at once")
     if of_talks:
-        simulate_talks.check(args)
+        simulate.recordings_of(args)
         return []
     return read_utterances(args.source, args.target)[: args.limit]
 
