@@ -49,6 +49,7 @@ setup(
             "runtime/serve/page/local/*",
             "studies/lra/*.json",
             "studies/lra/protocols/*.yaml",
+            "studies/recipes/*.json",
         ],
         "leapformer_fairseq.configs": ["*.yaml", "*/*.yaml"],
     },

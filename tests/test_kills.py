@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 
 from .commands import done, leapformer
-from .data.text_trees import multi30k_tree
+from .data.text_trees import multi30k_tree, wikitext_tree
 from .data.trees import mustc_tree, noises
 from .kills import Case, Moment, differences, killed_and_resumed, results, started
 from .made import made
 from .reversed_text import reversed_text
 from .studies.recipes.test_lra_recipe import TINY
+from .studies.recipes.test_text_recipes import CUTOFFS, SMALL_BATCHES, TINY_NMT, TINY_SIZES
 
 LM = (
     "--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 16 --optimizer adam --lr 2e-3 --cpu "
@@ -116,6 +117,20 @@ CASES = {
         lambda at, out: (
             ["ablate", "--out", str(out), "--mechanisms", "leap", "--"]
             + ["train", str(at / "text/lm"), *LM.split(), "--max-epoch", "2", "--no-epoch-checkpoints"]
+        ),
+    ),
+    "study-translation": Case(
+        lambda at: multi30k_tree(at / "data"),
+        lambda at, out: (
+            f"recipe multi30k --root {at}/data --out {out} --epochs 1 --attention softmax".split() + [*TINY_NMT]
+        ),
+    ),
+    "study-language-models": Case(
+        lambda at: wikitext_tree(at / "data"),
+        lambda at, out: (
+            f"recipe wikitext2 --root {at}/data --out {out} --epochs 1 --seeds 1 --jobs 2 --attention".split()
+            + ["relu leap", "--train-options", f"{TINY_SIZES} {CUTOFFS} {SMALL_BATCHES} --tokens-per-sample 32"]
+            + ["--eval-options", "--tokens-per-sample 32 --context-window 16"]
         ),
     ),
 }

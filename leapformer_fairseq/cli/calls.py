@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from ..support import options
 from ..support.errors import LeapformerError
 from ..support.files import owned
-from ..support.progress import progress
+from ..support.progress import progress, unwatched
 
 if TYPE_CHECKING:
     from ..studies.engine import State, Study
+    from ..studies.launching import Launcher
 
 Run = Callable[..., int | None]
 INTERRUPTED = 130  # the exit status
@@ -33,23 +34,56 @@ def call(words: Sequence[str]) -> None:
     """Run one of our short commands, in this process. Raises LeapformerError if it fails."""
     from .main import build_parser
 
-    if options.call(build_parser(words[0]).parse_args(words)):
+    status = options.call(build_parser(words[0]).parse_args(words))
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt
+    if status:
         raise LeapformerError(f"leapformer {' '.join(words)} failed; the messages above say why")
 
 
+def study_options(cells: str) -> str:
+    """The options that every study has, but for --jobs, as lines of a table; `cells` is the plural of what it runs."""
+    return (
+        f"--dry-run  print the {cells} to do, and write nothing\n"
+        f"--only WORD... =  only {cells} of these names, or with these words in their names, and what they need"
+    )
+
+
+def add_study_options(parser: argparse.ArgumentParser, cells: str) -> None:
+    """Add them to a parser."""
+    options.add_options(parser, study_options(cells))
+
+
 def run_study(
-    study: Study, title: str, unit: str, jobs: int = 1, dry: bool = False, kept: str = "finished work"
+    study: Study,
+    args: argparse.Namespace,
+    title: str = "",
+    unit: str = "",
+    *,
+    inline: Callable[[Sequence[str]], None] | None = None,
+    launcher: Launcher | None = None,
+    kept: str = "finished work",
 ) -> tuple[State, int]:
-    """Run a study with a bar, and print a line for each cell that failed; `kept` says what an interrupt does not lose.
+    """Run a study with a bar, or without a `title` with lines, and print a line for each cell that failed.
+
+    args:     of the command; those of `study_options` and, if there is one, --jobs count.
+    inline:   runs a short command in this process, by default `call`.
+    launcher: of the trainings.
+    kept:     what an interrupt does not lose.
 
     Returns what is known at the end, and the exit status: 1 if a cell failed, INTERRUPTED after an interrupt. Raises
     LeapformerError like `engine.Engine.run`.
     """
     from ..studies.engine import Engine, State
 
+    say_lines = say if args.dry_run or not title else ignore
     try:
         with progress(title, unit) as watch:
-            state = Engine(study, say=say if dry else ignore, jobs=jobs, dry=dry, watch=watch).run()
+            engine = Engine(
+                study, say=say_lines, call=inline or call, jobs=getattr(args, "jobs", 1), launcher=launcher,
+                only=args.only, dry=args.dry_run, watch=watch if title else unwatched,
+            )  # fmt: skip
+            state = engine.run()
     except KeyboardInterrupt:
         print(f"leapformer: interrupted; {kept} is kept, the same command resumes", file=sys.stderr)
         return State(), INTERRUPTED

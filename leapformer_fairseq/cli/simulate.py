@@ -17,7 +17,7 @@ from ..scoring.pieces import SEGMENTERS
 from ..scoring.quality import bleu
 from ..support.errors import LeapformerError
 from ..support.files import locked_folder, write_json
-from ..support.options import DEVICE, TOKENIZE, TakesOptions, add_options, at_least, choice, defaults, flag
+from ..support.options import DEVICE, TOKENIZE, at_least, choice, defaults, flag
 from . import calls, score, score_talks
 
 if TYPE_CHECKING:
@@ -47,11 +47,6 @@ OPTIONS = f"""
 --jobs N:int = 1        processes that translate
 {TALK_OPTIONS}
 """
-
-
-def add_arguments(parser: TakesOptions) -> None:
-    """Add the arguments of the sub-command."""
-    add_options(parser, OPTIONS)
 
 
 @calls.owning

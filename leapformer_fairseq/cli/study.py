@@ -5,17 +5,18 @@ scores.
 from __future__ import annotations
 
 import runpy
+from argparse import Namespace
 from pathlib import Path
 
 from ..studies.engine import Study
 from ..support.errors import LeapformerError
 from . import calls
 
-OPTIONS = """
+OPTIONS = f"""
 file [FILE]:path        my_study.yaml, or .py with study(out)
 --out DIR:path          data, runs and results; the same command resumes
 --jobs N:int = 1        cells at once, each with one thread
---dry-run               print the commands, do nothing
+{calls.study_options("cells")}
 --example               print a study that runs in three minutes
 """
 EXAMPLE = """\
@@ -40,19 +41,19 @@ scores:
 """
 
 
-def run(file: Path | None, out: Path | None, jobs: int, dry_run: bool, example: bool) -> int:
+def run(args: Namespace) -> int:
     """Run the study and compare its runs. Raises LeapformerError for a file or option that cannot be used."""
-    if example:
+    if args.example:
         print(EXAMPLE, end="")
         return 0
-    if not file or not out:
+    if not args.file or not args.out:
         raise LeapformerError("give a FILE and --out; `leapformer study --example` prints a file")
-    study = _read(file, out)
-    state, status = calls.run_study(study, "study", "cell", jobs, dry_run)
-    if any(out.glob("*/*/scores.json")) and not dry_run:
+    study = _read(args.file, args.out)
+    state, status = calls.run_study(study, args, "study", "cell")
+    if any(args.out.glob("*/*/scores.json")) and not args.dry_run:
         order = getattr(study, "order", [])
-        title = getattr(study, "title", "") or file.stem
-        calls.call(["table", str(out), "--title", title, *(["--rows", *order] if order else [])])
+        title = getattr(study, "title", "") or args.file.stem
+        calls.call(["table", str(args.out), "--title", title, *(["--rows", *order] if order else [])])
     return status
 
 

@@ -10,11 +10,12 @@
     | --best N:int!            or the best N
 
 A line has the option and, after two spaces, its help, which may go on in indented lines. Without dashes, it is a
-positional argument. Then comes the value as the help shows it, or (the|choices), but none for a flag; `--[no-]live`
-can be switched on and off. `FILE...` takes one or more values, `[FILE...]` any number, `[FILE]` one or none, `LOW HIGH`
-two; `FILE*` may be repeated. Behind it stand `:type`, a name in `TYPES` or in the module with the table; `!` if it is
-required; `-> name` if it is stored under another name; `= default`, which is added to the help. `|` before an option
-excludes it together with the one above it, and `title:` alone on a line begins a group.
+positional argument. Then comes the value as the help shows it, or (the|choices), but none for a flag; `--[no-]live` can
+be switched on and off. `FILE...` takes one or more values, `[FILE...]` any number, `[FILE]` one or none, which means
+the same as X in `[FILE=X]`, `LOW HIGH` two, and `...` all that follow; `FILE*` may be repeated. Behind it stand
+`:type`, a name in `TYPES` or in the module with the table; `!` if it is required; `-> name` if it is stored under
+another name; `= default`, which is added to the help. `|` before an option excludes it together with the one above it,
+and `title:` alone on a line begins a group.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def add_command(parser: argparse.ArgumentParser, module: ModuleType) -> None:
         add_options(parser, module.OPTIONS, vars(module))
         parser.set_defaults(run=module.run)
         return
-    actions = parser.add_subparsers(metavar=module.STEP, required=True)
+    actions = parser.add_subparsers(metavar=module.STEP, dest="step", required=True)
     for name, step in module.STEPS.items():
         action = actions.add_parser(name, help=step.help, description=step.help)
         add_options(action, step.options, vars(module))
@@ -131,6 +132,12 @@ def add_options(target: TakesOptions, table: str, names: Mapping[str, Any] = Map
 def choice(values: Iterable[object]) -> str:
     """These values as a table has them."""
     return f"({'|'.join(map(str, values))})"
+
+
+def without(table: str, names: Iterable[str]) -> str:
+    """The table without these options, each by its first name."""
+    rows = ((re.split(r", | ", spec)[0], f"{spec}  {text}") for spec, text in _rows(table))
+    return "\n".join(row for name, row in rows if name not in set(names))
 
 
 def defaults(table: str) -> dict[str, Any]:
@@ -199,8 +206,13 @@ def _settings(spec: str, text: str, types: Mapping[str, Any]) -> tuple[list[str]
 def _value(value: str) -> dict[str, Any]:
     """The arguments of `add_argument` for a value as the help shows it."""
     settings: dict[str, Any] = {}
-    if value.startswith("["):
-        value, settings["nargs"] = value[1:-1], "*" if value.endswith("...]") else "?"
+    if value == "...":
+        return {"nargs": argparse.REMAINDER, "metavar": value}
+    if value.endswith("...]"):
+        value, settings["nargs"] = value[1:-1], "*"
+    elif value.startswith("["):
+        value, _, alone = value[1:-1].partition("=")
+        settings |= {"nargs": "?", "const": alone or None}
     elif value.endswith("..."):
         settings["nargs"] = "+"
     value = value.removesuffix("...")

@@ -90,13 +90,17 @@ class Study(engine.Study):
 
     def report(self, state: State) -> None:
         """Write the results, the tables and the picture once all trainings have ended well."""
-        if any(run.name not in state.results for run in self.runs()):
+        if not self.is_whole(state):
             return
         summaries, signature = self.summaries(state), self.signature
         write_json(self.out / "results.json", {"signature": signature, "study": _described(self), "found": summaries})
         lines = ["# Probes", "", *self.tables(state), f"Signature: `{signature}`", ""]
         write_text(self.out / "table.md", "\n".join(lines))
         draw_probes({probe: (PROBES[probe].about, rows) for probe, rows in summaries.items()}, self.out / "probes.png")
+
+    def is_whole(self, state: State) -> bool:
+        """Whether all trainings have ended well, so that there is a table."""
+        return all(run.name in state.results for run in self.runs())
 
     def summaries(self, state: State) -> dict[str, list[dict[str, Any]]]:
         """For each probe, the attentions' best rates and their scores, in %."""
