@@ -12,6 +12,7 @@ from .. import __version__
 from ..compat.errors_explained import explained
 from ..support import ending
 from ..support.errors import LeapformerError, suggestion
+from ..support.options import add_command, call
 from . import fairseq_commands
 
 
@@ -24,7 +25,9 @@ class Command(NamedTuple):
 
 GROUPS: dict[str, dict[str, Command]] = {
     "First steps": {
-        "demo": Command("demo", "translate a bundled sentence with a bundled model, at once and without PyTorch"),
+        "demo": Command(
+            ".runtime.commands.demo", "translate a bundled sentence with a bundled model, at once and without PyTorch"
+        ),
         "list": Command("list", "attention mechanisms, the options of one, our models, tasks and criterions"),
         "doctor": Command("doctor", "versions, devices, and what was patched in fairseq"),
     },
@@ -90,7 +93,7 @@ def _dispatch(argv: list[str]) -> int:
         near = suggestion(command, [*COMMANDS, *fairseq_commands.COMMANDS])
         raise LeapformerError(f"there is no command {command!r}; {near}`leapformer --help` shows all")
     args = build_parser(command).parse_args(argv)
-    return args.run(args)
+    return call(args)
 
 
 def build_parser(command: str | None) -> argparse.ArgumentParser:
@@ -100,9 +103,7 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True, prog="leapformer", parser_class=ending.Parser)
     if command in COMMANDS:
         module = importlib.import_module(f".{COMMANDS[command].module}", __package__)
-        subparser = subparsers.add_parser(command, description=module.HELP)
-        module.add_arguments(subparser)
-        subparser.set_defaults(run=module.run)
+        add_command(subparsers.add_parser(command), module)
     return parser
 
 

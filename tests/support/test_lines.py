@@ -13,7 +13,7 @@ from leapformer_fairseq.models.length_predictors import lookup
 from leapformer_fairseq.runtime.commands import tts
 from leapformer_fairseq.runtime.formats import jsonl
 from leapformer_fairseq.scoring import segmentation, speech
-from leapformer_fairseq.scoring.generation import read_hypotheses, score_generation
+from leapformer_fairseq.scoring.outputs import read_hypotheses, score_generation
 from leapformer_fairseq.scoring.significance import read_systems
 from leapformer_fairseq.simul.simulate import read_utterances
 from leapformer_fairseq.studies.sparsefinder import tags
