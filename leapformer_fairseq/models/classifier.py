@@ -256,7 +256,9 @@ def _sizes(layers: int, width: int, heads: int, ffn: int, longest: int, **more: 
 # LeaPformer, appendix A.10: 2 layers, 64 wide, 2 heads, feed-forward 128. Position tables are as long as in its code:
 # for images, without a place for the mark, so the last pixel is cut off.
 LRA_POSITIONS = {"listops": 2048, "text": 4096, "retrieval": 4096, "pathfinder": 1024, "image": 1024}
-PRESETS = {"": {}} | {f"lra_{task}": _sizes(2, 64, 2, 128, longest) for task, longest in LRA_POSITIONS.items()}
+PRESETS: dict[str, Preset] = {"": {}} | {
+    f"lra_{task}": _sizes(2, 64, 2, 128, longest) for task, longest in LRA_POSITIONS.items()
+}
 
 
 def _tay(*sizes: int, dropout: float = 0.1, **more: Any) -> Preset:
