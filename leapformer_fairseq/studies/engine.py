@@ -77,7 +77,8 @@ class Cell:
     steps:   run one after the other; those that resume, such as trainings, go on where they were interrupted.
     result:  the file with the result, below the study's folder; its folder is the cell's, with the logs. It holds a
              JSON object if its name ends with .json or it has `fields`, else it is an empty mark, unless a step writes
-             it. By default NAME/done.
+             it. By default NAME/done. None for a cell that is run each time, such as a table of all that is there; its
+             folder is the study's.
     collect: makes the content of the result, given the cell's folder, after the last step.
     fields:  keys that a JSON result must have.
     needs:   names of the cells that must be done before.
@@ -91,7 +92,7 @@ class Cell:
 
     name: str
     steps: tuple[Command | Call, ...]
-    result: str = ""
+    result: str | None = ""
     collect: Callable[[Path], Any] | None = None
     fields: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
@@ -107,14 +108,18 @@ class Cell:
 
     @property
     def is_json(self) -> bool:
-        return bool(self.fields) or self.result.endswith(".json")
+        return bool(self.fields) or (self.result or "").endswith(".json")
 
     def path(self, out: Path) -> Path:
         """The file of the result in a study's folder."""
         return out / (self.result or f"{self.name}/{DONE}")
 
+    def folder(self, out: Path) -> Path:
+        """The cell's folder."""
+        return out if self.result is None else self.path(out).parent
+
     def is_done(self, out: Path) -> bool:
-        return self.path(out).is_file() and self.whole(self.read(out))
+        return self.result is not None and self.path(out).is_file() and self.whole(self.read(out))
 
     def read(self, out: Path) -> Any:
         """The result, True for a mark, of a cell that is done. Raises LeapformerError if the file is damaged."""
@@ -122,7 +127,7 @@ class Cell:
 
     def write(self, out: Path, value: Any) -> None:
         """Write the result, complete or not at all, unless it is there."""
-        if self.is_done(out):
+        if self.result is None or self.is_done(out):
             return
         path = self.path(out)
         if self.is_json:
@@ -180,7 +185,7 @@ def planned(study: Study, state: State, only: Collection[str] = (), dry: bool = 
             break
         state.results |= {cell.name: cell.read(study.out) for cell in unread}
     chosen = selected(cells, only)
-    folders = {cell.name: cell.path(study.out).parent for cell in cells}
+    folders = {cell.name: cell.folder(study.out) for cell in cells}
     for cell in chosen:
         made = [folders[name] for name in cell.needs]
         for path in cell.inputs if not dry and cell.name not in state.results else ():
@@ -193,9 +198,10 @@ def _check_graph(cells: Sequence[Cell]) -> None:
     names = {cell.name for cell in cells}
     if name := _repeated(cell.name for cell in cells):
         raise LeapformerError(f"two cells are called {name}; give each its own name")
-    if path := _repeated(cell.path(Path()) for cell in cells):
+    if path := _repeated(cell.path(Path()) for cell in cells if cell.result is not None):
         raise LeapformerError(f"two cells write {path}; give each its own result")
-    logs = [{cell.path(Path()).parent / step.log for step in cell.steps if isinstance(step, Command)} for cell in cells]
+    commands = [[step for step in cell.steps if isinstance(step, Command) and not step.inline] for cell in cells]
+    logs = [{cell.folder(Path()) / step.log for step in of} for cell, of in zip(cells, commands, strict=True)]
     if path := _repeated(log for of_cell in logs for log in of_cell):
         raise LeapformerError(f"two cells write the log {path}; give each its own folder or log")
     left = {cell.name: set(cell.needs) for cell in cells}
@@ -321,7 +327,7 @@ class Engine:
                     self._skip(cell)
             for cell in cells:  # also what was killed before it was tidied
                 if cell.tidy and cell.name in state.results and cell.name not in tidied:
-                    cell.tidy(cell.path(self.study.out).parent)
+                    cell.tidy(cell.folder(self.study.out))
                     tidied.add(cell.name)
             self.study.report(state)
             for cell in ready(cells, state, [cell for cell, _ in self._active.values()], self.jobs):
@@ -330,6 +336,8 @@ class Engine:
                 self._say(f"== {done} of {len(cells)} done{left}: {cell}")
                 self._active[cell.name] = cell, self._work(cell)
             if not self._active:
+                if done > before:
+                    self._show(done, len(cells))
                 for cell in cells:
                     lacking = [name for name in cell.needs if name not in state.results]
                     if lacking and cell.name not in state.results:
@@ -344,7 +352,7 @@ class Engine:
         """Whether a cell is done, which is said."""
         done = cell.is_done(self.study.out)
         if done:
-            self._say(f"== {cell.path(self.study.out).parent} is finished, skipped")
+            self._say(f"== {cell.folder(self.study.out)} is finished, skipped")
         return done
 
     def _show(self, done: int, total: int) -> None:
@@ -364,6 +372,8 @@ class Engine:
         del self._active[name]
         if not reason:
             cell.write(self.study.out, value)  # if this fails, it would for the others, too
+            if cell.result is None:
+                state.results[cell.name] = value
         else:
             state.failed[name] = reason
             if cell.vital:
@@ -374,7 +384,7 @@ class Engine:
 
     def _work(self, cell: Cell) -> Generator[None, None, Any]:
         """Run the steps of a cell, yield while one is running, return the result. Raises LeapformerError."""
-        folder, value = make_folder(cell.path(self.study.out).parent), None
+        folder, value = make_folder(cell.folder(self.study.out)), None
         for step in cell.steps:
             if isinstance(step, Command):
                 yield from self._complete(step, cell, folder)
