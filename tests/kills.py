@@ -32,9 +32,11 @@ LIMIT_S = 300
 _CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 #: names of values that depend on the time, the load or the state of the code, not on what was asked for
-_OF_TIME = re.compile(r"second|wps|ups\b|speed|time|signature|duration|throughput|(^|_)wall|_s$")
+_OF_TIME = re.compile(
+    r"second|wps|ups\b|speed|time|signature|duration|throughput|(^|_)wall|_s$|_CA$|^compute$|without_prenet|^date$"
+)
 #: files of logs and pictures, and of tables with speeds, whose numbers are in a .json beside them
-_LEFT_OUT = re.compile(r"(\.log|\.png|\.md|commands\.sh|table\.csv)$")
+_LEFT_OUT = re.compile(r"(\.log|\.png|\.md|commands\.sh|(table|quality)\.csv|compute\.jsonl)$")
 
 
 @dataclass(frozen=True)
