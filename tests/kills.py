@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -140,7 +141,18 @@ def results(out: Path) -> dict[str, Any]:
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The names of files that only one of two results has, or that differ."""
-    return [name for name in sorted({**one, **other}) if one.get(name) != other.get(name)]
+    return [name for name in sorted({**one, **other}) if not _same(one.get(name), other.get(name))]
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are equal; numbers up to what a model computes otherwise in another process."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-5)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(value, other[name]) for name, value in one.items())
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)
 
 
 def _content(path: Path) -> Any:

@@ -143,8 +143,8 @@ CASES = {
     "study-sparsefinder": Case(
         _fitted,
         lambda at, out: (
-            f"sparsefinder pareto {at}/graphs --fitted {at}/fitted/seed1.pt --out {out} --grid small --windows 0 3".split()
-            + f"--data {at}/text/lm --quality-points 1 --mechanisms sparsefinder-distance entmax-window".split()
+            f"sparsefinder pareto {at}/graphs --fitted {at}/fitted/seed1.pt --out {out} --windows 0 3".split()
+            + f"--grid small --data {at}/text/lm --quality-points 1 --mechanisms sparsefinder-distance entmax-window".split()
         ),
     ),
     "study-curve": Case(
