@@ -144,7 +144,8 @@ CASES = {
         _fitted,
         lambda at, out: (
             f"sparsefinder pareto {at}/graphs --fitted {at}/fitted/seed1.pt --out {out} --windows 0 3".split()
-            + f"--grid small --data {at}/text/lm --quality-points 1 --mechanisms sparsefinder-distance entmax-window".split()
+            + f"--grid small --data {at}/text/lm --quality-points 1".split()
+            + ["--mechanisms", "sparsefinder-distance", "entmax-window"]
         ),
     ),
     "study-curve": Case(
