@@ -1,4 +1,4 @@
-"""`leapformer export`: a trained model as ONNX graphs with explicit states, to run without PyTorch and fairseq."""
+"""`leapformer export`: a trained model as ONNX graphs, to run without PyTorch and fairseq."""
 
 from __future__ import annotations
 
