@@ -155,7 +155,7 @@ def flag(name: str) -> str:
 def at_least(least: int, **values: float | None) -> None:
     """Raise LeapformerError for an option, by the name under which it is stored, below `least`."""
     for name, value in values.items():
-        if value is not None and value < least:
+        if value is not None and not value >= least:  # NaN is refused, too
             raise LeapformerError(f"{flag(name)} {value}: give at least {least}")
 
 
