@@ -50,6 +50,7 @@ setup(
             "studies/lra/*.json",
             "studies/lra/protocols/*.yaml",
             "studies/recipes/*.json",
+            "studies/recipes/*.yaml",
         ],
         "leapformer_fairseq.configs": ["*.yaml", "*/*.yaml"],
     },

@@ -22,7 +22,7 @@ from .kills import Case, Moment, differences, killed_and_resumed, results, start
 from .made import made
 from .reversed_text import reversed_text
 from .studies.recipes.test_lra_recipe import TINY
-from .studies.recipes.test_text_recipes import CUTOFFS, SMALL_BATCHES, TINY_NMT, TINY_SIZES
+from .studies.recipes.test_text_recipes import SMALL_BATCHES, TINY_NMT, TINY_SIZES
 
 LM = (
     "--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 16 --optimizer adam --lr 2e-3 --cpu "
@@ -128,9 +128,8 @@ CASES = {
     "study-language-models": Case(
         lambda at: wikitext_tree(at / "data"),
         lambda at, out: (
-            f"recipe wikitext2 --root {at}/data --out {out} --epochs 1 --seeds 1 --jobs 2 --attention".split()
-            + ["relu leap", "--train-options", f"{TINY_SIZES} {CUTOFFS} {SMALL_BATCHES} --tokens-per-sample 32"]
-            + ["--eval-options", "--tokens-per-sample 32 --context-window 16"]
+            f"recipe language_model --root {at}/data --out {out} --epochs 1 --jobs 2 --vocab-size 120".split()
+            + ["--attention", "relu leap", "--train-options", f"{TINY_SIZES} {SMALL_BATCHES} --tokens-per-sample 32"]
         ),
     ),
 }

@@ -343,7 +343,7 @@ class Engine:
             return state
         if cells:
             self.study.check_work()
-        lock = nullcontext() if self.study.lock_cells else owned(self.study.out)
+        lock = nullcontext(make_folder(self.study.out)) if self.study.lock_cells else owned(self.study.out)
         with lock, trainings.interruptible(), self._stack:
             self.study.reserve()
             try:

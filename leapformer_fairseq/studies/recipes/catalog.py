@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ...support.errors import LeapformerError
@@ -20,63 +21,21 @@ from .sparsefinder import Sparsefinder
 from .speaking import SynthesisedSpeech, TextToSpeech
 from .speech import FittedSpeech, OwnSpeech, SpeechTranslation
 from .talks import Talks
-from .translation import Documents, OwnTranslation, Translation, UnsplitText
+from .translation import Documents, Translation
 
-DATASETS = {
-    "quickstart": DataSet("Simultaneous speech translation from scratch", Quickstart),
-    "translation": DataSet("Parallel text of your own", OwnTranslation, "small", "{train,valid,test}.LANGUAGE"),
-    "language_model": DataSet("Text of your own", OwnLanguageModel, "small"),
-    "speech": DataSet(
-        "Recordings of your own", OwnSpeech, "small",
-        "columns audio and text, and if there translation, speaker, id, start and end; tabs, or .csv", ("test", "dev"),
-    ),
-    "multi30k": DataSet("Multi30k English-German", Translation, "small", "{train,val,test_2016_flickr}.{en,de}"),
-    "iwslt14_deen": DataSet(
-        "IWSLT 2014 German-English", Translation, "fairseq", "{train,valid,test}.{de,en}, or de-en.tgz of the release"
-    ),
-    "iwslt14_esen_doc": DataSet(
-        "IWSLT 2014 Spanish-English, talks as documents", Documents, "abc",
-        "es-en.tgz of the release, or {train,valid,test}.{es,en}",
-    ),
-    "iwslt17": DataSet(
-        "IWSLT 2017 English-German or English-French", Translation, "sparsefinder",
-        "{train,valid,test}.{en,de}, or en-de.tgz of WIT3",
-    ),
-    "wmt14_ende": DataSet(
-        "WMT 2014 English-German", Translation, "fairseq",
-        "{train,valid,test}.{en,de}, or the archives of the release",
-    ),
-    "tatoeba": DataSet("Tatoeba German-English", UnsplitText, "small", "deu-eng.zip of manythings.org, or deu.txt"),
-    "python_docs": DataSet(
-        "Python's documentation, English-Spanish", UnsplitText, "small", "the .po files of python-docs-es"
-    ),
-    "wikitext2": DataSet("WikiText-2", LanguageModel, "small"),
-    "wikitext103": DataSet("WikiText-103", LanguageModel, "leapformer"),
-    "mlm": DataSet("Masked language models", MaskedLanguageModel, "small"),
-    "glue": DataSet("GLUE", Glue, "small", "MNLI/train.tsv and so on, plain or with .gz"),
-    "race": DataSet("RACE", Choices, "luna", "{train,dev,test}/{middle,high}/*.txt", choices=4),
-    "csqa": DataSet("CommonsenseQA", Choices, "luna", "{train,dev}_rand_split.jsonl", choices=5),
-    "mustc": DataSet(
-        "MuST-C English-German", SpeechTranslation, "leapformer", "en-de/data", ("tst-COMMON", "tst-HE", "dev")
-    ),
-    "covost2": DataSet(
-        "CoVoST 2 French-English", SpeechTranslation, "leapformer", "validated.tsv, covost_v2.fr_en.tsv and clips",
-        ("test", "dev"),
-    ),
-    "mboshi": DataSet("Mboshi-French", FittedSpeech, "small", "full_corpus_newsplit", ("test", "dev")),
-    "quechua": DataSet("Quechua-Spanish of IWSLT 2023", FittedSpeech, "small", "que_spa_clean", ("dev",)),
-    "talks": DataSet(
-        "Whole talks out of a corpus's sentences, translated by trained models", Talks,
-        holds="{test,test_asr}.* of `leapformer corpus` or `leapformer prepare`",
-    ),
-    "ljspeech": DataSet("LJSpeech", TextToSpeech, "mla", "metadata.csv and wavs"),
-    "espeak_tts": DataSet("Text to speech with the embedded espeak-ng voice", SynthesisedSpeech, "tiny"),
-    "sparsefinder": DataSet(
-        "Sparsefinder from data to curves", Sparsefinder, "mt_small",
-        "{train,valid,test}.txt as for mlm, or {train,val,test_2016_flickr}.{en,de} as for multi30k, or as for iwslt17",
-    ),
-    "lra": DataSet("Long Range Arena", LongRangeArena, holds="the published files, DIR/TASK or DIR itself"),
-}  # fmt: skip
+_RECIPES: tuple[type[Recipe], ...] = (
+    Quickstart, Translation, Documents, LanguageModel, OwnLanguageModel, MaskedLanguageModel, Glue, Choices,
+    SpeechTranslation, FittedSpeech, OwnSpeech, Talks, TextToSpeech, SynthesisedSpeech, Sparsefinder, LongRangeArena,
+)  # fmt: skip
+
+
+def _datasets() -> dict[str, DataSet]:
+    classes = {recipe.__name__: recipe for recipe in _RECIPES}
+    content = configuration.read_yaml(Path(__file__).with_name("datasets.yaml"))
+    return {name: DataSet(**{**about, "recipe": classes[about["recipe"]]}) for name, about in content.items()}
+
+
+DATASETS = _datasets()
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from ...support.lines import read_lines
 from ..engine import Call, Cell, State
 from . import configuration
 from .facts import WHOLE
-from .options import Parser, list_of, one_of, whole
 from .plans import Attention
-from .recipe import DataSet, Steps, add_root, ours
+from .recipe import Steps, ours
 from .runs import Run, Runs
 
 GLUE = ("MNLI", "QNLI", "QQP", "SST-2")
@@ -31,19 +30,6 @@ class FineTuning(Runs):
         "train": ("training", "--max-update 1000 --fp16"),
         "eval": ("fairseq-validate", "--batch-size 8"),
     }
-
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        add_root(parser, about.holds)
-        parser.option(
-            "--pretrained", "PATH", "the --out folder of the recipe mlm, with a model for each attention, or one "
-            "checkpoint for all of them", Path,
-        )  # fmt: skip
-        parser.option("--pretrained-seed", "N", "the seed of the models in that folder", whole(), default=1)
-        parser.option(
-            "--vocabulary", "DIR", "the vocabulary of the models (only to prepare; by default PATH/data/text)", Path
-        )
-        cls.add_run_options(parser)
 
     def masks(self, attention: Attention) -> dict[str, str]:
         return {"encoder-self": WHOLE}
@@ -111,12 +97,6 @@ class Glue(FineTuning):
     """GLUE; each task has its own data and runs."""
 
     task_options = ("--task", "sentence_prediction", "--criterion", "sentence_prediction")
-
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        super().add_options(parser, about)
-        parser.flag("--download", "fetch what --root lacks")
-        parser.option("--tasks", "LIST", f"of {', '.join(GLUE)}, in quotes", list_of(one_of(*GLUE)))
 
     @property
     def tasks(self) -> list[str]:
@@ -188,7 +168,7 @@ class Choices(FineTuning):
         """Binarise the shared text and each choice, and copy the indices of the correct answers."""
         text, binary = self.data / "text", self.data / "binary"
         steps: Steps = ()
-        for place in range(self.about.choices + 1):
+        for place in range(int(self.about.choices) + 1):
             part = f"input{place}"
             files = {name: text / part / name for name in ("train", "valid", "test")}
             files = {name: file for name, file in files.items() if file.is_file() or name != "test"}

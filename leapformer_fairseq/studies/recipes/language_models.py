@@ -8,13 +8,11 @@ from pathlib import Path
 from ...support.errors import LeapformerError
 from ..engine import Cell, State
 from .facts import WHOLE
-from .options import Parser, list_of, one_of, whole
 from .plans import Attention
-from .recipe import DataSet, Steps, add_root, logged, ours
+from .recipe import Steps, logged, ours
 from .runs import Run, Runs
 
 PARTS, SCORED = ("train", "valid", "test"), ("valid", "test")
-TEXTS = "{train,valid,test}.txt or wiki.{train,valid,test}.tokens, plain or with .gz"
 
 
 class LanguageModel(Runs):
@@ -25,31 +23,6 @@ class LanguageModel(Runs):
         "train": ("training", "--max-update 1000 --fp16"),
         "eval": ("fairseq-eval-lm", "--context-window 400"),
     }
-
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        add_root(parser, TEXTS)
-        for part in PARTS:
-            parser.option(f"--{part}", "FILE", "instead of the one in --root", Path)
-        parser.flag(
-            "--train-on-valid", "without a training file: train on the validation text except its last tenth, and "
-            "validate on that",
-        )  # fmt: skip
-        parser.flag("--download", "fetch what --root lacks")
-        parser.option(
-            "--contexts", "LIST", "evaluate with so many words before each segment, in quotes, each a row (by default "
-            "--context-window of the evaluation)", list_of(whole(0)), default=[],
-        )  # fmt: skip
-        cls.add_sets(parser)
-        cls.add_run_options(parser)
-
-    @staticmethod
-    def add_sets(parser: Parser) -> None:
-        """Add the option for the texts to score."""
-        parser.option(
-            "--sets", "LIST", f"texts to score, in quotes, of {', '.join(SCORED)}: each is a row",
-            list_of(one_of(*SCORED)), default="test",
-        )  # fmt: skip
 
     def masks(self, attention: Attention) -> dict[str, str]:
         return {"decoder-self": WHOLE}
@@ -70,7 +43,7 @@ class LanguageModel(Runs):
 
     @property
     def marks(self) -> list[str]:
-        return ["--train-on-valid"] if self.settings.train_on_valid else []
+        return ["--train-on-valid"] if getattr(self.settings, "train_on_valid", False) else []
 
     def evaluations(self, run: Run) -> Mapping[str, list[str]]:
         options = self.options("eval")
@@ -101,18 +74,6 @@ class LanguageModel(Runs):
 
 class OwnLanguageModel(LanguageModel):
     """Any text, in subwords."""
-
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        add_root(parser, TEXTS)
-        parser.option("--vocab-size", "N", "number of subwords, learned from the training text", whole())
-        parser.option(
-            "--contexts", "LIST", "evaluate with so many subwords before each segment, in quotes, each a row",
-            list_of(whole(0)), default=[],
-        )  # fmt: skip
-        cls.add_sets(parser)
-        parser.set_defaults(train_on_valid=False)
-        cls.add_run_options(parser)
 
     def check_data(self) -> None:
         self.need_root()
@@ -150,21 +111,6 @@ class MaskedLanguageModel(Runs):
         "train": ("training", "--max-update 1000 --fp16"),
         "eval": ("fairseq-validate", "--mask-prob 0.2"),
     }
-
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        lines = "one sentence per line, an empty line between documents"
-        add_root(parser, f"{TEXTS}: {lines}")
-        parser.option("--vocab-size", "N", "number of subwords, learned from the training text", whole())
-        parser.option(
-            "--vocabulary", "DIR", "subwords to use instead: OUT/data/text of another run, or a folder with RoBERTa's "
-            "encoder.json, vocab.bpe and dict.txt", Path,
-        )  # fmt: skip
-        parser.option(
-            "--init", "CHECKPOINT", "initialise with this model, of any attention: a RoBERTa of fairseq, or "
-            "OUT/ATTENTION-seedN/model/checkpoint_best.pt; requires the vocabulary that it was trained with", Path,
-        )  # fmt: skip
-        cls.add_run_options(parser)
 
     def masks(self, attention: Attention) -> dict[str, str]:
         return {"encoder-self": WHOLE}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from ...support.errors import LeapformerError
 from ...support.files import read_json
 from ..engine import Cell, Command, State
-from .options import Parser, list_of, whole
-from .recipe import DataSet, Recipe, logged, ours
+from .recipe import Recipe, logged, ours
 
 BASELINE = "softmax"  # composite scores are relative to it
 MAPPED = ("cosformer", "leap")  # rows of figure 3 of the LeaPformer paper
@@ -25,21 +23,6 @@ class LongRangeArena(Recipe):
     steps = ("prepare", "train", "tables", "maps", "bench")
     option_lists = {"train": ("all trainings", "--max-update 100")}
     goal = "results"
-
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        parser.flag("--reduced", "shorter ListOps and easier Pathfinder, generated: minutes of a core a training")
-        parser.option("--protocol", "NAME", "leapformer, luna, corrected, or a YAML file like theirs")
-        parser.option("--root", "DIR", f"{about.holds}; not for --reduced", Path)
-        parser.option("--tasks", "LIST", "in quotes (by default all of the protocol)", list_of(), default=[])
-        parser.option("--attention", "LIST", "rows of the protocol, in quotes (by default all)", list_of(), default=[])
-        parser.option("--seeds", "LIST", "in quotes (by default the protocol's)", list_of(whole()), default=[])
-        parser.option("--quirks", "NAMES", "published flaws, with commas, or none (by default the protocol's)")
-        parser.option("--jobs", "N", "trainings at once, one thread each", whole(), default=os.cpu_count() or 1)
-        parser.flag(
-            "--no-bench", "leave out speed and memory, which take a quarter of an hour of a quiet machine, and the "
-            "scores",
-        )  # fmt: skip
 
     def check_settings(self) -> None:
         if not (self.settings.reduced or self.settings.protocol):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from ..engine import Cell, State
-from .options import Parser, list_of, whole
+from .options import Parser
 from .plans import Attention
-from .recipe import ATTENTION, DataSet, Recipe, logged, ours
+from .recipe import DataSet, Recipe, logged, ours
 from .speech import train_speech, translate_offline
 
 BATCH = 4000  # frames per update, whatever the number of processes
@@ -21,13 +20,6 @@ MOST_PROCESSES = 4  # that share a batch; with more, each would have too few sen
 UPDATES = {"full": (1200, 2300), "fast": (20, 50)}  # of recognition and translation
 # At most 10 tokens per second of audio, plus 10, to stop a model that loops.
 LENGTH = ("--max-len-a", "0.1", "--max-len-b", "10")
-LAGGING = r"[1-9]\d*(-[1-9]\d*)?(,offline)?"
-
-
-def _lagging(text: str) -> str:
-    if not re.fullmatch(LAGGING, text):
-        raise argparse.ArgumentTypeError(f"{text}: give a number from 1, or a range as in 1-9, or 1-9,offline")
-    return text
 
 
 def cores() -> int:
@@ -43,21 +35,8 @@ class Quickstart(Recipe):
 
     @classmethod
     def add_options(cls, parser: Parser, about: DataSet) -> None:
-        parser.option(
-            "--attention", "PLAN", f"{ATTENTION}. By default LeaPformer with forget gates, whose encoder reads speech "
-            "in chunks, each frame once. gated-leap alone: the encoder sees the whole source and is rerun at every "
-            "step. leap:encoder-causal: no gates, and it sees no later frame", Attention,
-            default="gated-leap:encoder-chunk-ms=280",
-        )  # fmt: skip
-        parser.flag("--softmax", "also train softmax, whose encoder sees the whole source, on the other cores")
-        parser.option("--k", "LIST", "k of wait-k to evaluate, in quotes", list_of(whole()), default="1 3 5 9")
-        parser.option(
-            "--train-k", "RANGE", "k of training: a number, or a range to draw from for every batch, also 1-9,offline",
-            _lagging, default="1-9",
-        )  # fmt: skip
-        parser.option("--seed", "N", "of the corpus and of training", whole(0), default=1)
+        super().add_options(parser, about)
         parser.set_defaults(out=Path("results/quickstart"))
-        parser.flag("--fast", "a minute: a tiny corpus and few updates; the scores mean nothing")
 
     @classmethod
     def own_processes(cls, settings: argparse.Namespace) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,29 +17,31 @@ from ..launching import LAUNCHERS, Launcher
 from ..trainings import check_folder
 from . import configuration
 from .facts import BLOCKS, WHOLE
-from .options import Parser, list_of, one_of, whole, words
+from .options import Parser, lagging, list_of, one_of, positive, stage, whole, words
 from .plans import Attention
 
+KINDS: dict[str, Callable[[str], Any]] = {  # how options.yaml has values checked
+    "text": str, "path": Path, "whole": whole(), "whole0": whole(0), "positive": positive, "plan": Attention,
+    "lagging": lagging, "stage": stage,
+}  # fmt: skip
 LIMITS = ("--num-workers", "1", "--required-batch-size-multiple", "1")  # in every evaluation
 REPEATED = (
     "Repeat the command to resume. If an option of fairseq is repeated, the last value counts, so all of the "
     "configuration can be overridden."
-)
-ATTENTION = (
-    "mechanism or plan for all attention blocks, or ENCODER/DECODER/CROSS; options after colons, as in "
-    "luna:luna-length=32"
 )
 Steps = tuple[Command | Call, ...]
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set and its recipe.
+    """A data set and its recipe, as in datasets.yaml.
 
-    paper:   the default configuration.
-    holds:   the files in --root, for --help.
-    sets:    test sets.
-    choices: answers per question, in multiple choice.
+    paper:     the default configuration.
+    holds:     the files in --root, for --help.
+    sets:      test sets.
+    choices:   answers per question, in multiple choice.
+    prepared:  what `leapformer prepare` calls it, if not as the recipe or its name up to "_".
+    downloads: whether there is --download.
     """
 
     title: str
@@ -46,7 +49,9 @@ class DataSet:
     paper: str = ""
     holds: str = ""
     sets: Sequence[str] = ()
-    choices: int = 0
+    choices: str = ""
+    prepared: str = ""
+    downloads: str = ""
 
 
 class Recipe(Study):
@@ -90,9 +95,21 @@ class Recipe(Study):
 
     # ------------------------------------------------------------------------------------------------------- settings
     @classmethod
-    @abstractmethod
     def add_options(cls, parser: Parser, about: DataSet) -> None:
-        """Add the options of this recipe, except those that all recipes share."""
+        """Add the options of this recipe in options.yaml; those that all recipes share are added elsewhere."""
+        names = [kind.__name__ for kind in cls.__mro__ if kind.__name__ in described()]
+        fill = {"holds": about.holds, "sets": ", ".join(about.sets), "cores": os.cpu_count() or 1}
+        for flag, option in listed(names[0]):
+            text, kind = option["help"].format(**fill), option.get("kind", "text")
+            default: Any = option.get("default", "").format(**fill) or ([] if kind.startswith("list") else None)
+            if default == "first of sets":
+                default = about.sets[0]
+            elif default and kind.startswith("whole"):
+                default = int(default)
+            if "value" in option:
+                parser.option(flag, option["value"], text, checked(kind, about), default=default)
+            elif flag != "--download" or about.downloads:
+                parser.flag(flag, text)
 
     @classmethod
     def own_processes(cls, settings: argparse.Namespace) -> int:
@@ -256,6 +273,17 @@ def logged(*words: object, log: str = "log", program: str = "leapformer", thread
     return Command(tuple(map(str, words)), log, program, threads=threads)
 
 
+def binarised(out: Path, *words: object, log: str = "preprocess.log") -> Steps:
+    """Run fairseq-preprocess into the folder `out`."""
+    return Call(_without_dictionaries, (out,), inline=True), logged("preprocess", *words, log=log)
+
+
+def _without_dictionaries(folder: Path) -> None:
+    """Delete the dictionaries of an interrupted command, which fairseq does not overwrite."""
+    for path in folder.glob("dict.*txt"):
+        path.unlink()
+
+
 def training(
     data: Path, save: Path, *words: object, longer: str = "--train-options", threads: int | None = None
 ) -> Command:
@@ -278,9 +306,24 @@ class Titles:
     expect: Sequence[str] = ()
 
 
-def add_root(parser: Parser, holds: str) -> None:
-    """Add --root, the folder of the data, which only the step `prepare` reads."""
-    parser.option("--root", "DIR", f"the data, a folder that holds {holds} (only to prepare)", Path)
+@cache
+def described() -> dict[str, Any]:
+    """The lists of options in options.yaml."""
+    return configuration.read_yaml(Path(__file__).with_name("options.yaml"))
+
+
+def listed(name: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """The options in a list, and in those that it refers to."""
+    for item in described()[name]:
+        yield from item.items() if isinstance(item, dict) else listed(item)
+
+
+def checked(kind: str, about: DataSet) -> Callable[[str], Any]:
+    """The check of a value in options.yaml: a name in KINDS, "list KIND", "of" and words, or "of sets"."""
+    first, _, rest = kind.partition(" ")
+    if first == "list":
+        return list_of(checked(rest, about))
+    return one_of(*(about.sets if rest == "sets" else rest.split())) if first == "of" else KINDS[first]
 
 
 def parser_of(name: str, about: DataSet, configured: Mapping[str, Any]) -> Parser:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from collections.abc import Mapping
 from itertools import product
@@ -10,10 +9,9 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from ...support.errors import LeapformerError
-from ..engine import Call, Cell, State
-from .options import Parser, list_of, whole
+from ..engine import Cell, State
 from .plans import Attention
-from .recipe import Recipe, Steps, logged, training
+from .recipe import Recipe, Steps, binarised, training
 
 
 class Run(NamedTuple):
@@ -34,21 +32,6 @@ class Run(NamedTuple):
 
 class Runs(Recipe):
     """Trains every attention with every seed, --jobs of them in parallel, and tabulates all runs in a folder."""
-
-    @staticmethod
-    def add_run_options(parser: Parser) -> None:
-        """Add the options that all recipes of this kind share."""
-        parser.option(
-            "--attention", "LIST", "mechanisms or plans, in quotes; each is trained with each seed; options after "
-            "colons, as in luna:luna-length=32", list_of(Attention),
-        )  # fmt: skip
-        parser.option("--seeds", "LIST", "training seeds, in quotes", list_of(whole()), default="1")
-        parser.option("--epochs", "N", "maximum passes over the training data", whole())
-        parser.option(
-            "--jobs", "N", "parallel training runs, on one core each if more than one", whole(),
-            default=os.cpu_count() or 1,
-        )  # fmt: skip
-        parser.option("--workers", "N", "processes that binarise the text", whole(), default=1)
 
     def check_settings(self) -> None:
         for attention in self.settings.attention:
@@ -88,10 +71,7 @@ class Runs(Recipe):
         for name, file in files.items():
             options += [f"--{name}pref", file]
         words = ("--only-source", "--destdir", out / part, "--workers", self.settings.workers, *options)
-        return (
-            Call(_without_dictionary, (out / part,), inline=True),
-            logged("preprocess", *words, log=f"{part}/preprocess.log" if part else "preprocess.log"),
-        )
+        return binarised(out / part, *words, log=f"{part}/preprocess.log" if part else "preprocess.log")
 
     # ------------------------------------------------------------------------------------------------------- training
     def cells_train(self, state: State) -> list[Cell]:
@@ -160,8 +140,3 @@ class Runs(Recipe):
     @abstractmethod
     def notes(self) -> list[str]:
         """The paragraphs below the table."""
-
-
-def _without_dictionary(folder: Path) -> None:
-    """Delete the dictionary of an interrupted run, which fairseq does not overwrite."""
-    (folder / "dict.txt").unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 from pathlib import Path
 
@@ -10,17 +9,8 @@ from ...support.errors import LeapformerError
 from ...support.lines import find_text, read_lines, write_lines
 from ..engine import Call, Cell, State
 from . import configuration
-from .options import Parser, list_of, whole
 from .plans import Attention
-from .recipe import DataSet, Recipe, ours
-
-
-def _stage(text: str) -> tuple[str, str]:
-    """Parse TOKENS:EPOCHS."""
-    tokens, _, epochs = text.partition(":")
-    if not (tokens.isdigit() and epochs.isdigit() and int(tokens) and int(epochs)):
-        raise argparse.ArgumentTypeError(f'{text}: give TOKENS:EPOCHS for each, as in "32:7 64:1"')
-    return tokens, epochs
+from .recipe import Recipe, ours
 
 
 class Sparsefinder(Recipe):
@@ -35,31 +25,6 @@ class Sparsefinder(Recipe):
         "fit": ("`leapformer sparsefinder fit`", "--loss query"),
         "pareto": ("`leapformer sparsefinder pareto`", "--quality-points 0"),
     }
-
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        parser.option("--root", "DIR", f"the data: {about.holds}; plain or with .gz", Path)
-        parser.flag(
-            "--train-on-valid", "mlm, without a training text: nine tenths of the validation text, the last tenth "
-            "validates",
-        )  # fmt: skip
-        parser.option("--grid", "NAME", "section5 or c2 of the paper, union, small", default="union")
-        parser.option("--seeds", "LIST", "of the projections, in quotes", list_of(whole()), default="1 2 3")
-        parser.option(
-            "--epochs", "LIST", "of softmax, if there is such a training, and of entmax, in quotes; by default those "
-            "of the teacher's recipe", list_of(whole()),
-        )  # fmt: skip
-        parser.option(
-            "--init", "CHECKPOINT", "the first training begins with this model, as the paper's with one trained on "
-            "ParaCrawl, or with RoBERTa", Path,
-        )  # fmt: skip
-        parser.option("--pair", "SOURCE-TARGET", "languages of a translation")
-        parser.option(
-            "--stages", "LIST", 'of softmax before these, TOKENS:EPOCHS each, on pieces of so many tokens; "" for none',
-            list_of(_stage),
-        )  # fmt: skip
-        for setting in ("block", "recipe", "softmax", "entmax"):
-            parser.option(f"--{setting}", "NAME", "of the configuration")
 
     def check_settings(self) -> None:
         s, wanted = self.settings, len(self.attentions())

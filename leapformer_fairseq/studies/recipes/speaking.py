@@ -8,9 +8,8 @@ from pathlib import Path
 from ...support.errors import LeapformerError
 from ...support.lines import read_lines, write_lines
 from ..engine import Call, Cell, State
-from .options import Parser, list_of, one_of, positive, whole
 from .plans import Attention
-from .recipe import ATTENTION, DataSet, Recipe, add_root, ours, training
+from .recipe import Recipe, ours, training
 
 PREDICTORS = ("ratio", "lookup", "conv", "oracle")
 SIZES = (":length-hidden=256", ":length-layers=3")
@@ -25,35 +24,6 @@ class TextToSpeech(Recipe):
         "tts": ("leapformer tts", "--eos-threshold 0.4"),
     }
     goal = "speech/table.md, table.json, spectrogram_*.png; recordings in speech/SYSTEM/wav"
-
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        cls.add_data_options(parser, about)
-        parser.option("--attention", "PLAN", ATTENTION, Attention, default="leap")
-        parser.option(
-            "--predictors", "LIST", f"length predictors for synthesis, in quotes, of {', '.join(PREDICTORS)}, where a "
-            "decoder block has cosformer; conv, if it is named, is trained with the model, the others alongside it",
-            list_of(one_of(*PREDICTORS)),
-        )  # fmt: skip
-        parser.option("--seed", "N", "of the training", whole(), default=1)
-        parser.option("--pictures", "N", "spectrograms of the first N test sentences", whole(0), default=2)
-        parser.option(
-            "--ratios", "LIST", "sweep: decoder steps for a phoneme, in quotes", list_of(positive),
-            default="0.5 0.6 0.75 1.0 1.25 1.5 1.75",
-        )  # fmt: skip
-        parser.option(
-            "--dampenings", "LIST", "sweep: what mean durations are divided by, in quotes", list_of(positive),
-            default="1.1 1.0 0.9",
-        )  # fmt: skip
-        parser.flag("--sizes", "sweep: also models whose length predictor is twice as wide, or has three convolutions")
-
-    @classmethod
-    def add_data_options(cls, parser: Parser, about: DataSet) -> None:
-        """Add the options for the location of the data."""
-        add_root(parser, about.holds)
-        parser.flag("--download", "fetch what --root lacks")
-        parser.option("--textgrids", "DIR", "Montreal Forced Aligner's TextGrids: phonemes with durations", Path)
-        parser.option("--workers", "N", "processes that prepare the data", whole(), default=1)
 
     def check_data(self) -> None:
         self.need_root(f"--root (the folder that holds {self.about.holds})")
@@ -166,11 +136,6 @@ def write_examples(manifest: Path, out: Path) -> None:
 
 class SynthesisedSpeech(TextToSpeech):
     """Speech of espeak-ng, which the recipe generates."""
-
-    @classmethod
-    def add_data_options(cls, parser: Parser, about: DataSet) -> None:
-        for part, count in (("train", 3000), ("dev", 60), ("test", 100)):
-            parser.option(f"--{part}", "N", "sentences", whole(), default=count)
 
     def check_data(self) -> None:
         """The recipe generates its data."""

@@ -12,9 +12,8 @@ from ...support.errors import LeapformerError
 from ...support.lines import read_lines, write_lines
 from ..engine import Call, Cell, Command, State
 from ..trainings import entries
-from .options import Parser, list_of, one_of, whole
 from .plans import Attention
-from .recipe import ATTENTION, LIMITS, DataSet, Recipe, Steps, add_root, logged, ours, training
+from .recipe import LIMITS, Recipe, Steps, logged, ours, training
 
 if TYPE_CHECKING:
     from ...data import tables
@@ -35,33 +34,6 @@ class SpeechTranslation(Recipe):
         "eval": ("SimulEval", "--end-index 100"),
     }
     goal = "report.md, scores.json, curve.png; details in RUN/SET/"
-
-    @classmethod
-    def add_data_options(cls, parser: Parser, about: DataSet) -> None:
-        add_root(parser, about.holds)
-
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        cls.add_data_options(parser, about)
-        parser.option("--attention", "PLAN", ATTENTION, Attention, default="leap")
-        parser.option("--k", "LIST", "k of wait-k to evaluate, in quotes", list_of(whole()))
-        parser.option(
-            "--sets", "LIST", f"test sets to evaluate, in quotes, of {', '.join(about.sets)}",
-            list_of(one_of(*about.sets)), default=about.sets[0],
-        )  # fmt: skip
-        parser.option(
-            "--longest", "N", "translate instead the N longest utterances of the development set, with at most 10 "
-            "tokens after their end, as for table 10 of the LeaPformer paper, which does not say how many it took",
-            whole(),
-        )  # fmt: skip
-        parser.option("--seed", "N", "of both trainings", whole(), default=1)
-        parser.option("--vocab-size", "N", "subwords per language", whole())
-        parser.option("--workers", "N", "processes that prepare the data", whole(), default=1)
-        parser.option("--average", "N", "translate with the average of the last N epochs", whole())
-        parser.flag(
-            "--offline", "translate whole recordings instead of simultaneous translation; cosformer in a decoder block "
-            'then predicts the target length (--st-options "--length-predictor ..." for another predictor)',
-        )  # fmt: skip
 
     def masks(self, attention: Attention) -> Mapping[str, str]:
         return super().masks(attention) if self.settings.offline else attention.wait_k_masks()
@@ -225,14 +197,6 @@ class FittedSpeech(SpeechTranslation):
         words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
         return {"asr": words, "st": words, "simul": ["--fixed-pre-decision-ratio", str(data.ratio)]}
 
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        super().add_options(parser, about)
-        parser.flag(
-            "--anyway", f"train translation even if the recogniser gets more than {MOST_ERRORS:.0f} %% of the "
-            "characters of the development set wrong",
-        )  # fmt: skip
-
     def cells_train(self, state: State) -> list[Cell]:
         first, second = super().cells_train(state)
         heard = f"{first.name}/heard"
@@ -253,13 +217,6 @@ class FittedSpeech(SpeechTranslation):
 
 class OwnSpeech(FittedSpeech):
     """A user's own recordings, described by tables."""
-
-    @classmethod
-    def add_data_options(cls, parser: Parser, about: DataSet) -> None:
-        for split, what in (("train", "to train on"), ("dev", "to validate"), ("test", "to evaluate")):
-            parser.option(f"--{split}", "TABLE", f"the recordings {what}, {about.holds} (only to prepare)", Path)
-        parser.option("--columns", "LIST", 'other names, in quotes: "audio=path text=sentence"', list_of(), default=[])
-        parser.option("--audio-root", "DIR", "paths of audio begin here, instead of beside the table", Path)
 
     def check_data(self) -> None:
         for split in TABLES:

@@ -8,8 +8,7 @@ from pathlib import Path
 from ...support.errors import LeapformerError
 from ...support.files import write_text
 from ..engine import Call, Cell, State
-from .options import Parser, list_of, one_of, positive, whole
-from .recipe import DataSet, Recipe, add_root, logged, ours
+from .recipe import Recipe, logged, ours
 
 UTTERANCES = "utterances"  # the set of the sentences one by one, as a baseline
 HOURS = "hours"  # the set of one long talk
@@ -33,25 +32,6 @@ class Talks(Recipe):
     noun = "talks"
     goal = "report.md; tables and pictures in SET/"
     option_lists = {"curve": ("leapformer curve", "--policies alignatt --align-frames '2 4'")}
-
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        add_root(parser, about.holds)
-        parser.option("--checkpoints", "LIST", "trained models, in quotes", list_of(Path), default=[])
-        parser.option("--data-root", "DIR", "of their configuration (default: --root)", Path)
-        parser.option("--config-yaml", "FILE", "in it", default="config_st.yaml")
-        parser.option("--split", "NAME", "whose sentences are joined", default="test")
-        parser.option(
-            "--sets", "LIST", f"in quotes, of {', '.join(SETS)}", list_of(one_of(*SETS)), default=" ".join(SETS)
-        )
-        parser.option(
-            "--segment", "LIST", "in quotes: pause, tokens, seconds, or what else ends a segment or is kept of it",
-            list_of(), default="pause tokens",
-        )  # fmt: skip
-        parser.option("--talks", "N", "in each set", whole(), default=4)
-        parser.option("--minutes", "M", "of each talk", positive, default="5")
-        parser.option("--long-minutes", "M", f"of the one talk of the set {HOURS}", positive, default="150")
-        parser.option("--seed", "N", "of the talks", whole(0), default=1)
 
     @property
     def root(self) -> Path:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import ClassVar
 
 from ...support.lines import read_lines, write_lines
 from ..engine import Call, Cell, State
-from .options import Parser, one_of, whole
 from .plans import Attention
-from .recipe import ATTENTION, LIMITS, DataSet, Recipe, Steps, add_root, logged, ours, training
+from .recipe import LIMITS, Recipe, Steps, binarised, logged, ours, training
 
 SEPARATOR = "<sep>"
 
@@ -19,33 +17,11 @@ SEPARATOR = "<sep>"
 class Translation(Recipe):
     """Trains and evaluates one model; the table has all runs in the folder."""
 
-    can_download: ClassVar[bool] = True
     option_lists = {
         "train": ("training", "--max-update 1000 --fp16"),
         "eval": ("fairseq-generate", "--beam 1"),
         "linearize": ("leapformer linearize", "--distill-updates 2000"),
     }
-
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        add_root(parser, about.holds)
-        if cls.can_download:
-            parser.flag("--download", "fetch what --root lacks")
-        parser.option("--pair", "SOURCE-TARGET", "languages")
-        parser.option("--attention", "PLAN", ATTENTION, Attention, default="leap")
-        parser.option("--seed", "N", "of the training", whole(), default=1)
-        parser.option("--epochs", "N", "maximum passes over the training data", whole())
-        parser.option(
-            "--linearize", "CHECKPOINT", "train no model: make a linear one of this trained softmax model", Path
-        )
-        parser.option("--keep", "N", "with --linearize: blocks that stay softmax", whole(0), default=0)
-        parser.option(
-            "--average", "N", "translate with the average of the last N epochs; 0: with the best epoch by validation "
-            "loss", whole(0),
-        )  # fmt: skip
-        parser.option("--set", "NAME", "what to translate: test, or valid", one_of("test", "valid"), default="test")
-        parser.option("--vocab-size", "N", "subwords for both languages together", whole())
-        parser.option("--workers", "N", "processes that binarise the text", whole(), default=1)
 
     def check_data(self) -> None:
         self.need_root(f"--root (the folder that holds {self.about.holds})")
@@ -79,21 +55,21 @@ class Translation(Recipe):
     # ---------------------------------------------------------------------------------------------------------- steps
     def prepare_options(self) -> list[str]:
         """The arguments of `leapformer prepare`: the name of the data set, and options."""
-        return [self.name.partition("_")[0], *(["--download"] if self.downloads else [])]
+        return [self.about.prepared or self.name.partition("_")[0], *(["--download"] if self.downloads else [])]
 
     def cells_prepare(self, state: State) -> list[Cell]:
         text, binary, s = self.data / "text", self.data / "binary", self.settings
         name, *more = self.prepare_options()
         parts = (word for part in ("train", "valid", "test") for word in (f"--{part}pref", text / part))
         # One dictionary for both languages, so that they can share embeddings.
-        binarise = logged(
-            "preprocess", *self.languages, *parts, "--destdir", binary, "--joined-dictionary", "--srcdict",
-            text / "spm.txt", "--workers", s.workers, log="preprocess.log",
+        binarise = binarised(
+            binary, *self.languages, *parts, "--destdir", binary, "--joined-dictionary", "--srcdict",
+            text / "spm.txt", "--workers", s.workers,
         )  # fmt: skip
         prepare = ours("prepare", name, s.root, "--out", text, "--pair", s.pair, "--vocab-size", s.vocab_size, *more)
         return [
             Cell("data", (prepare,), None, title=f"preparing {self.name} in {self.data}"),
-            Cell("data/binary", (binarise,), needs=("data",)),
+            Cell("data/binary", binarise, needs=("data",)),
         ]
 
     def cells_train(self, state: State) -> list[Cell]:
@@ -163,39 +139,11 @@ class Translation(Recipe):
         return f"Detokenised text, one reference; translated with {by}."
 
 
-class OwnTranslation(Translation):
-    """A user's own parallel text."""
-
-    can_download = False
-
-    def prepare_options(self) -> list[str]:
-        return ["text"]
-
-
-class UnsplitText(Translation):
-    """A release without splits, which `leapformer prepare` splits."""
-
-    can_download = False
-
-    def prepare_options(self) -> list[str]:
-        return [self.name]
-
-
 class Documents(Translation):
     """Documents in windows of sentences that are translated together; only the last sentence is scored."""
 
-    can_download = False
-
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        super().add_options(parser, about)
-        parser.option(
-            "--window", "N", "sentences of a document translated together, of which only the last is scored; in plain "
-            "files an empty line ends a document (only to prepare)", whole(),
-        )  # fmt: skip
-
     def prepare_options(self) -> list[str]:
-        return [f"{self.name.partition('_')[0]}-documents", "--window", str(self.settings.window)]
+        return [*super().prepare_options(), "--window", str(self.settings.window)]
 
     def scored(self, translations: Path) -> tuple[Path, Steps]:
         sentences = translations.with_name(f"sentences-{self.settings.set}.txt")
