@@ -1,4 +1,6 @@
-"""`leapformer ablate`: replace one attention block at a time in a training, rank what that costs, recommend a plan."""
+"""`leapformer ablate`: which attention blocks can be linear, one at a time. The costs are ranked, and a plan is
+recommended.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`leapformer average`: average the parameters of a training's last or best checkpoints."""
+"""`leapformer average`: average the last or best checkpoints of a training."""
 
 from __future__ import annotations
 

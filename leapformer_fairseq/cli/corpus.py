@@ -1,6 +1,4 @@
-"""`leapformer corpus`: make a small corpus: English-German speech or text translation, text to speech, Long Range
-Arena.
-"""
+"""`leapformer corpus`: make a small corpus: speech translation, text to speech, Long Range Arena."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`leapformer curve`: quality against latency over a grid of policies: runs of `leapformer simulate`, a table and a
+"""`leapformer curve`: quality against latency over a grid of policies. Runs of `leapformer simulate`, a table and a
 picture.
 """
 

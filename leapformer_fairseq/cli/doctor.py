@@ -1,4 +1,4 @@
-"""`leapformer doctor`: versions, devices, the dispatch of attention, and what was patched in fairseq."""
+"""`leapformer doctor`: versions, devices, and what was patched in fairseq."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`leapformer eval-stream`: perplexity of a language model over one long text, read as a stream in constant memory."""
+"""`leapformer eval-stream`: perplexity of a language model over a text without end. It is read as a stream, in constant
+memory.
+"""
 
 from __future__ import annotations
 

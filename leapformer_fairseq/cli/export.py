@@ -1,4 +1,4 @@
-"""`leapformer export`: a trained model as ONNX graphs with explicit states, to run without PyTorch and fairseq."""
+"""`leapformer export`: a trained model as ONNX graphs, to run without PyTorch and fairseq."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..models.loading import load_model
 from ..runtime.folder import FILES, MODEL, Folder
 from ..support.errors import LeapformerError
 from ..support.files import replacing_folder
+from ..support.options import flag
 from ..support.signature import signature
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _check_options(args: argparse.Namespace, arch: str) -> None:
     for name, (kinds, default) in ONLY_FOR.items():
         value = getattr(args, name)
         if value != default and not arch.startswith(kinds):
-            raise LeapformerError(f"--{name.replace('_', '-')} {value} has no meaning for {arch}; leave it out")
+            raise LeapformerError(f"{flag(name)} {value} has no meaning for {arch}; leave it out")
 
 
 def _loaded(args: argparse.Namespace, kinds: tuple[str, ...]) -> tuple[Any, Any]:

@@ -1,4 +1,6 @@
-"""`leapformer linearize`: turn a trained softmax model into one with other attention: align blocks, choose, distil."""
+"""`leapformer linearize`: turn a trained softmax model into a linear one. Its blocks are aligned, chosen and
+distilled.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`leapformer list`: attention mechanisms by family, the options of one, and our models, tasks and criterions."""
+"""`leapformer list`: attention mechanisms, the options of one, our models, tasks and criterions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`leapformer lra`: Long Range Arena: data, a grid of trainings, tables beside the papers', scores, parameters."""
+"""`leapformer lra`: Long Range Arena: data, a grid of trainings, tables, composite scores."""
 
 from __future__ import annotations
 

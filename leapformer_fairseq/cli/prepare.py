@@ -1,5 +1,5 @@
-"""`leapformer prepare`: prepare a data set: speech translation, whole talks, translation, language modelling,
-classification, text to speech.
+"""`leapformer prepare`: prepare a data set, published or of your own. For speech translation, whole talks, translation,
+language modelling, classification, text to speech.
 """
 
 from __future__ import annotations

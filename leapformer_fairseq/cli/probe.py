@@ -1,4 +1,4 @@
-"""`leapformer probe`: train small models to recall, copy, reverse and calculate: what can a mechanism remember?"""
+"""`leapformer probe`: what a mechanism can remember: recall, copy, reverse, calculate."""
 
 from __future__ import annotations
 

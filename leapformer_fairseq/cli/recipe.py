@@ -1,4 +1,4 @@
-"""`leapformer recipe`: a data set or a paper's table from data to scores: prepare, train, evaluate."""
+"""`leapformer recipe`: a data set or a paper's table: prepare, train, evaluate."""
 
 from __future__ import annotations
 

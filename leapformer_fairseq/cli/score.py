@@ -1,5 +1,6 @@
-"""`leapformer score`: score a SimulEval run or translations of whole talks (BLEU, chrF, latency), generated text (BLEU,
-chrF) or a log of eval-lm (perplexity) or validate (perplexity of masked subwords, accuracy, losses of speech).
+"""`leapformer score`: score simultaneous or generated translations, and fairseq's logs. BLEU, chrF and latency of a run
+of SimulEval or of whole talks; BLEU and chrF of generated text; perplexity, accuracy or losses of speech in the
+output of eval-lm or validate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`leapformer score-speech`: score synthesised speech: mel cepstral and spectral distortion, duration, and pictures."""
+"""`leapformer score-speech`: score synthesised speech. Mel cepstral and spectral distortion, duration, and pictures."""
 
 from __future__ import annotations
 

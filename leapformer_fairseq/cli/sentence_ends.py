@@ -1,6 +1,4 @@
-"""`leapformer sentence-ends`: train a small network that finds where sentences end in speech without pauses, for
---sentence-ends.
-"""
+"""`leapformer sentence-ends`: train a network that cuts speech without pauses into sentences."""
 
 from __future__ import annotations
 

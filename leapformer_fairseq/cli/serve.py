@@ -1,4 +1,4 @@
-"""`leapformer serve`: translate speech live on a page in the browser, for several speakers and listeners."""
+"""`leapformer serve`: translate live on a page in the browser."""
 
 from argparse import Namespace
 

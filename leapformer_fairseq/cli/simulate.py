@@ -1,4 +1,4 @@
-"""`leapformer simulate`: translate a test set simultaneously, with delays and scores: utterances as SimulEval does,
+"""`leapformer simulate`: translate a test set simultaneously, with delays and scores. Utterances as SimulEval does,
 without it, or whole talks.
 """
 

@@ -1,4 +1,6 @@
-"""`leapformer sparsefinder`: sparse attention that is predicted: extract a teacher's graphs, fit, evaluate, draw."""
+"""`leapformer sparsefinder`: predict the sparse graph of an entmax model. A teacher's graphs are extracted, fitted,
+evaluated and drawn.
+"""
 
 from __future__ import annotations
 

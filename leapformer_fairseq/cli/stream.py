@@ -1,4 +1,4 @@
-"""`leapformer stream`: translate a recording of any length, or speech on standard input, live in the terminal."""
+"""`leapformer stream`: translate a recording or standard input live in the terminal."""
 
 from argparse import Namespace
 

@@ -1,6 +1,4 @@
-"""`leapformer study`: an experiment of your own out of a short file: attentions, seeds and options of a training, with
-scores.
-"""
+"""`leapformer study`: attentions, seeds and options of any training, out of a file of ten lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`leapformer tts`: speak text, phonemes or a manifest with a trained text to speech model."""
+"""`leapformer tts`: speak text, phonemes or a manifest with a trained model."""
 
 from __future__ import annotations
 

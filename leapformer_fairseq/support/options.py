@@ -74,7 +74,7 @@ def add_command(parser: argparse.ArgumentParser, module: ModuleType) -> None:
         module.add_arguments(parser)
         parser.set_defaults(run=module.run)
         return
-    parser.description = description(module)
+    parser.description = described(module.__doc__ or "")
     parser.usage, parser.epilog = getattr(module, "USAGE", None), getattr(module, "EPILOG", None)
     if not hasattr(module, "STEPS"):
         add_options(parser, module.OPTIONS, vars(module))
@@ -87,9 +87,9 @@ def add_command(parser: argparse.ArgumentParser, module: ModuleType) -> None:
         action.set_defaults(run=step.run)
 
 
-def description(module: ModuleType) -> str:
-    """What the docstring of a command's module says behind the name of the command, without the full stop."""
-    paragraph, _, _ = inspect.cleandoc(module.__doc__ or "").partition("\n\n")
+def described(docstring: str) -> str:
+    """The first paragraph of a command's docstring, without its name and the last full stop."""
+    paragraph, _, _ = inspect.cleandoc(docstring).partition("\n\n")
     return " ".join(paragraph.partition("`: ")[2].split()).removesuffix(".")
 
 
@@ -155,7 +155,7 @@ def flag(name: str) -> str:
 def at_least(least: int, **values: float | None) -> None:
     """Raise LeapformerError for an option, by the name under which it is stored, below `least`."""
     for name, value in values.items():
-        if value is not None and value < least:
+        if value is not None and not value >= least:  # NaN is refused, too
             raise LeapformerError(f"{flag(name)} {value}: give at least {least}")
 
 

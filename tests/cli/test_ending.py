@@ -32,7 +32,7 @@ def command(monkeypatch, tmp_path):
     module = types.ModuleType("leapformer_fairseq.cli.fake")
     module.OPTIONS = "--value VALUE"
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(cli.COMMANDS, "fake", cli.Command("fake", "help of fake"))
+    monkeypatch.setitem(cli.COMMANDS, "fake", "fake")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv(TRACEBACK, raising=False)
     return module

@@ -16,7 +16,7 @@ from leapformer_fairseq.attention import MECHANISMS
 from leapformer_fairseq.cli import fairseq_commands
 from leapformer_fairseq.cli import main as cli
 from leapformer_fairseq.support.errors import LeapformerError
-from leapformer_fairseq.support.options import add_command, description
+from leapformer_fairseq.support.options import add_command, described
 from tests.fresh import run_after
 
 
@@ -26,7 +26,7 @@ def command(monkeypatch):
     module = types.ModuleType("leapformer_fairseq.cli.fake")
     module.OPTIONS = "--value N:int"
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(cli.COMMANDS, "fake", cli.Command("fake", "help of fake"))
+    monkeypatch.setitem(cli.COMMANDS, "fake", "fake")
     return module
 
 
@@ -94,8 +94,8 @@ def is_a_screen(out):
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_modules_are_commands(name):
     """Functions that take options one by one take just those of their table."""
-    module = importlib.import_module(f".{cli.COMMANDS[name].module}", "leapformer_fairseq.cli")
-    assert description(module) and description(module)[0] != "`"
+    module = importlib.import_module(f".{cli.COMMANDS[name]}", "leapformer_fairseq.cli")
+    assert described(module.__doc__)
     parser = argparse.ArgumentParser()
     add_command(parser, module)
     for leaf in leaves(parser):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from leapformer_fairseq.support.errors import LeapformerError
-from leapformer_fairseq.support.options import add_options, at_least, call, defaults, description, parse
+from leapformer_fairseq.support.options import add_options, at_least, call, defaults, described, parse
 
 TABLE = """
 data DATA               the data
@@ -103,7 +103,7 @@ def test_a_function_gets_what_it_takes() -> None:
 
 def test_a_module_is_described_by_its_docstring(tmp_path: Path) -> None:
     module: Any = SimpleNamespace(__doc__="`x y`: do\nthis: it.\n\nMore.", OPTIONS="--value N:int", run=print)
-    assert description(module) == "do this: it"
+    assert described(module.__doc__) == "do this: it"
     assert parse(module, ["--value", "2"]).value == 2
     with pytest.raises(LeapformerError, match="invalid int value: 'z'"):
         parse(module, ["--value", "z"])

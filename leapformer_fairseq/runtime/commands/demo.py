@@ -1,4 +1,4 @@
-"""`leapformer demo`: a bundled model translates its example recording, or another one; without PyTorch and fairseq."""
+"""`leapformer demo`: translate a bundled sentence with a bundled model, at once and without PyTorch."""
 
 from __future__ import annotations
 

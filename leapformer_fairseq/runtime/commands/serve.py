@@ -1,4 +1,4 @@
-"""`leapformer serve`: live speech translation on a web page, or for clients of simulstream."""
+"""`leapformer serve`: translate live on a page in the browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`leapformer stream`: translate a recording of any length, or audio from standard input, live in the terminal."""
+"""`leapformer stream`: translate a recording or standard input live in the terminal."""
 
 from __future__ import annotations
 
