@@ -19,7 +19,7 @@ import sentencepiece
 import soundfile
 
 from .commands import done, leapformer
-from .data.text_trees import multi30k_tree
+from .data.text_trees import multi30k_tree, wikitext_tree
 from .data.trees import mustc_tree, noises
 from .kills import Case, Moment, differences, killed_and_resumed, results, started
 from .made import made
@@ -28,6 +28,7 @@ from .scripted import sound
 from .simul.conftest import SPECIALS, subwords
 from .simul.test_loading import PLAN, write_config
 from .studies.recipes.test_lra_recipe import TINY
+from .studies.recipes.test_text_recipes import SMALL_BATCHES, TINY_NMT, TINY_SIZES
 from .untrained import save_checkpoint
 
 LM = (
@@ -160,6 +161,19 @@ CASES = {
         lambda at, out: (
             ["ablate", "--out", str(out), "--mechanisms", "leap", "--"]
             + ["train", str(at / "text/lm"), *LM.split(), "--max-epoch", "2", "--no-epoch-checkpoints"]
+        ),
+    ),
+    "study-translation": Case(
+        lambda at: multi30k_tree(at / "data"),
+        lambda at, out: (
+            f"recipe multi30k --root {at}/data --out {out} --epochs 1 --attention softmax".split() + [*TINY_NMT]
+        ),
+    ),
+    "study-language-models": Case(
+        lambda at: wikitext_tree(at / "data"),
+        lambda at, out: (
+            f"recipe language_model --root {at}/data --out {out} --epochs 1 --jobs 2 --vocab-size 120".split()
+            + ["--attention", "relu leap", "--train-options", f"{TINY_SIZES} {SMALL_BATCHES} --tokens-per-sample 32"]
         ),
     ),
 }

@@ -76,9 +76,8 @@ def run_study(
     try:
         with progress(title, unit) as watch:
             engine = Engine(
-                study, say=say_lines, call=inline or call,
-                jobs=getattr(args, "jobs", 1), launcher=launcher, only=args.only,
-                dry=args.dry_run, watch=watch if title else unwatched,
+                study, say=say_lines, call=inline or call, jobs=getattr(args, "jobs", 1), launcher=launcher,
+                only=args.only, dry=args.dry_run, watch=watch if title else unwatched,
             )  # fmt: skip
             state = engine.run()
     except KeyboardInterrupt:

@@ -24,30 +24,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the steps of a recipe. Raises LeapformerError for wrong names and options, and if a step fails."""
+    """Run the steps of a recipe; 1 if something failed. Raises LeapformerError for wrong names and options."""
     if args.name is None:
         return _list()
     if {"--help", "-h"} & {*args.words}:
         return _help(args.name)
-    run_recipe([args.name, *args.words], calls.say)
-    return 0
+    return run_recipe([args.name, *args.words], calls.say)
 
 
-def run_recipe(words: Sequence[str], say: Callable[[str], None]) -> None:
-    """Run a recipe by name with its steps and options; `say` receives a line for every step."""
+def run_recipe(words: Sequence[str], say: Callable[[str], None]) -> int:
+    """Run a recipe by name with its steps and options, and return the exit status; `say` receives the lines to print.
+
+    Raises LeapformerError like `Engine.run`, and for the rows of a table that failed.
+    """
+    from ..studies.engine import NOT_STARTED, Engine
     from ..studies.recipes import catalog
+    from ..studies.recipes.recipe import Recipe
 
     name, *words = words
-    if name not in catalog.tables():
-        catalog.start(name, words, say=say, call=calls.call).run_all()
-        return
-    rows: list[str] = []
-    if "--rows" in words[:-1]:  # for the table; the recipes of its rows do not know this option
-        at = words.index("--rows")
-        rows, words = words[at + 1].split(), [*words[:at], *words[at + 2 :]]
-    failed = catalog.fill(name, words, rows, _show, say=say, call=calls.call)
-    if failed:
+    study: Recipe | catalog.Rows
+    if name in catalog.tables():
+        rows: list[str] = []
+        if "--rows" in words[:-1]:  # for the table; the recipes of its rows do not know this option
+            at = words.index("--rows")
+            rows, words = words[at + 1].split(), [*words[:at], *words[at + 2 :]]
+        study = catalog.start_table(name, words, rows)
+    else:
+        study = catalog.start(name, words)
+    settings, dry = study.settings, study.settings.dry_run
+    engine = Engine(
+        study, say=say, call=calls.call, jobs=study.jobs, launcher=study.launcher, only=settings.only, dry=dry
+    )
+    state = engine.run()
+    refused = study.refused if isinstance(study, catalog.Rows) else {}
+    reasons = [f"{cell}: {reason}" for cell, reason in state.failed.items() if not reason.startswith(NOT_STARTED)]
+    for reason in [*refused.values(), *reasons]:
+        print(f"leapformer: error: {one_line(LeapformerError(reason))}", file=sys.stderr)
+    if isinstance(study, catalog.Rows) and (failed := study.failed(state)):
         raise LeapformerError(f"{name}: failed: {' '.join(failed)}; the messages above say why")
+    if not state.failed and not dry:
+        say(f"== {study.end()}")
+    return int(bool(state.failed))
 
 
 def _list() -> int:
@@ -71,7 +88,3 @@ def _help(name: str) -> int:
         parser.description = f"{parser.description} {name} repeats it for its rows, or for --rows LIST:\n  {rows}"
     parser.print_help()
     return 0
-
-
-def _show(error: LeapformerError) -> None:
-    print(f"leapformer: error: {one_line(error)}", file=sys.stderr)

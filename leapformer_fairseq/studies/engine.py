@@ -7,18 +7,20 @@ was interrupted or killed is resumed by the same code that runs it.
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ..support import files
 from ..support.errors import LeapformerError
-from ..support.files import make_folder, owned, read_json, write_json, write_text
+from ..support.files import InUse, make_folder, owned, read_json, write_json, write_text
 from ..support.processes import pool_of
 from ..support.progress import Watch, unwatched
 from . import trainings
@@ -26,6 +28,7 @@ from .launching import COMMANDS, Launcher, Losses, age_of, record, started_by, t
 
 POLL_S = 0.1  # between two looks at processes, logs and calls
 DONE = "done"
+NOT_STARTED = "not started"
 SHOWN = 20  # names in a message
 
 
@@ -37,6 +40,7 @@ class Command:
     inline:   for a short command of `leapformer`: run in this process, and nothing is looked at until it has ended.
     log:      the file in the cell's folder to which the output of all attempts is appended.
     launched: for a training: started by the study's launcher, resumed if it dies, with its losses printed.
+    longer:   the option for more updates, which is named if the loss of a launched training still falls at its end.
     threads:  by default one if cells run in parallel, else all cores or the user's OMP_NUM_THREADS.
     tell:     returns what a JSON entry of the log says about the cell, such as an accuracy, or "".
     """
@@ -46,6 +50,7 @@ class Command:
     program: str = "leapformer"
     launched: bool = False
     inline: bool = False
+    longer: str = ""
     threads: int | None = None
     tell: Callable[[dict[str, Any]], str] | None = None
 
@@ -82,7 +87,10 @@ class Cell:
     collect: makes the content of the result, given the cell's folder, after the last step.
     fields:  keys that a JSON result must have.
     needs:   names of the cells that must be done before.
+    some_of: names of cells that must have ended before, one of which must be done.
     inputs:  files that must exist, or be below the folder of a cell in `needs`, before any work of the study.
+    records: what the options of folders, below the study's, must be; see `Study.lock_cells`.
+    cores:   how many of --jobs it takes.
     alone:   no cell runs beside it, for measurements of time.
     vital:   its failure ends the study.
     tidy:    deletes from the cell's folder, once the result is there, what only resuming needs.
@@ -96,7 +104,10 @@ class Cell:
     collect: Callable[[Path], Any] | None = None
     fields: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    some_of: tuple[str, ...] = ()
     inputs: tuple[Path, ...] = ()
+    records: Mapping[str, str] = field(default_factory=dict)
+    cores: int = 1
     alone: bool = False
     vital: bool = False
     tidy: Callable[[Path], None] | None = None
@@ -105,6 +116,11 @@ class Cell:
 
     def __str__(self) -> str:
         return self.title or self.name
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """The names of all cells that come before."""
+        return (*self.needs, *self.some_of)
 
     @property
     def is_json(self) -> bool:
@@ -147,11 +163,15 @@ class State:
 class Study(ABC):
     """A description of work for the engine, in the folder `out`.
 
-    commands: the file there that lists the commands that were started, as they are typed; "" for none.
+    commands:   the file there that lists the commands that were started, as they are typed; "" for none.
+    lock_cells: not this study but each cell locks its folders, so that commands with other options may share `out`. The
+                folders in its `records` are this study's alone; a cell without records is also waited for if another
+                process makes it.
     """
 
     out: Path
     commands: ClassVar[str] = COMMANDS
+    lock_cells: ClassVar[bool] = False
 
     def check(self) -> None:  # noqa: B027
         """Raise LeapformerError for a wrong option or plan; called before any work, and before the folder is made."""
@@ -187,7 +207,7 @@ def planned(study: Study, state: State, only: Collection[str] = (), dry: bool = 
     chosen = selected(cells, only)
     folders = {cell.name: cell.folder(study.out) for cell in cells}
     for cell in chosen:
-        made = [folders[name] for name in cell.needs]
+        made = [folders[name] for name in cell.before]
         for path in cell.inputs if not dry and cell.name not in state.results else ():
             if not path.exists() and not any(path.is_relative_to(folder) for folder in made):
                 raise LeapformerError(f"{cell.name}: no {path}, which it needs; check the path")
@@ -204,7 +224,7 @@ def _check_graph(cells: Sequence[Cell]) -> None:
     logs = [{cell.folder(Path()) / step.log for step in of} for cell, of in zip(cells, commands, strict=True)]
     if path := _repeated(log for of_cell in logs for log in of_cell):
         raise LeapformerError(f"two cells write the log {path}; give each its own folder or log")
-    left = {cell.name: set(cell.needs) for cell in cells}
+    left = {cell.name: set(cell.before) for cell in cells}
     for name, needs in left.items():
         if unknown := sorted(needs - names):
             raise LeapformerError(f"{name} needs {unknown[0]}, which is no cell of the study; check the name")
@@ -229,7 +249,7 @@ def selected(cells: Sequence[Cell], only: Collection[str]) -> list[Cell]:
     """
     if not only:
         return list(cells)
-    needs = {cell.name: cell.needs for cell in cells}
+    needs = {cell.name: cell.before for cell in cells}
     if unknown := [word for word in only if not any(word in name for name in needs)]:
         names = [*list(needs)[:SHOWN], *(["..."] if len(needs) > SHOWN else [])]
         raise LeapformerError(f"--only {unknown[0]}: no cell has this in its name; choose from {', '.join(names)}")
@@ -242,15 +262,34 @@ def selected(cells: Sequence[Cell], only: Collection[str]) -> list[Cell]:
 def ready(cells: Sequence[Cell], state: State, running: Sequence[Cell], jobs: int) -> list[Cell]:
     """The cells to start now, beside those that run, so that at most `jobs` run."""
     active, started = list(running), list[Cell]()
-    over = {*state.results, *state.failed, *(cell.name for cell in running)}
+    ended = {*state.results, *state.failed, *lost_cells(cells, state)}
+    begun = {cell.name for cell in running}  # by name: a cell may be described otherwise since it began
     for cell in cells:
-        if cell.name in over or any(need not in state.results for need in cell.needs):
+        waits = not state.results.keys() >= {*cell.needs} or not ended >= {*cell.some_of}
+        if waits or cell.name in ended | begun:
             continue
-        if len(active) >= jobs or any(other.alone for other in active) or (cell.alone and active):
+        full = sum(other.cores for other in active) + cell.cores > jobs
+        if active and (full or cell.alone or any(other.alone for other in active)):
             break  # nor is a later one started, or this would never be alone
         active.append(cell)
         started.append(cell)
     return started
+
+
+def lost_cells(cells: Sequence[Cell], state: State) -> dict[str, str]:
+    """Why cells cannot be started any more, by name: they need others that have failed or cannot be started."""
+    lost = dict[str, str]()
+    while True:
+        before = len(lost)
+        for cell in cells:
+            if cell.name not in state.results | state.failed | lost:
+                gone = state.failed | lost
+                lacking = [need for need in cell.needs if need in gone]
+                lacking += cell.some_of if gone.keys() >= {*cell.some_of} else ()
+                if lacking:
+                    lost[cell.name] = f"{NOT_STARTED}, it needs {lacking[0]}"
+        if len(lost) == before:
+            return lost
 
 
 # -------------------------------------------------------------------------------------------------------------- running
@@ -281,7 +320,7 @@ class Engine:
         self.study, self.jobs, self.launcher, self.only, self.dry = study, jobs, launcher or Launcher(), only, dry
         self._say, self._call, self._watch, self._stack = say, call, watch, ExitStack()
         self._pool: ProcessPoolExecutor | None = None  # started by the first call that needs it
-        self._active = dict[str, tuple[Cell, Generator[None, None, Any]]]()
+        self._active = dict[str, tuple[Cell, Generator[None, None, Any], ExitStack]]()  # with the locks of its folder
         self._processes = dict[str, trainings.Running]()
         self._told = dict[str, str]()  # what the log of a running cell said last
 
@@ -300,11 +339,12 @@ class Engine:
         cells = [cell for cell in planned(self.study, state, self.only, self.dry) if cell.name not in state.results]
         if self.dry:
             for cell in cells:
-                self._say("\n".join([f"# {cell.name}", *map(str, cell.steps), ""]))
+                self._say("\n".join([f"# {cell}", *map(str, cell.steps), ""]))
             return state
         if cells:
             self.study.check_work()
-        with owned(self.study.out), trainings.interruptible(), self._stack:
+        lock = nullcontext(make_folder(self.study.out)) if self.study.lock_cells else owned(self.study.out)
+        with lock, trainings.interruptible(), self._stack:
             self.study.reserve()
             try:
                 self._run(state)
@@ -313,6 +353,8 @@ class Engine:
                     process.interrupt()
                 for process in self._processes.values():
                     process.end()
+                for _, _, locks in self._active.values():
+                    locks.close()
                 raise
         return state
 
@@ -330,18 +372,16 @@ class Engine:
                     cell.tidy(cell.folder(self.study.out))
                     tidied.add(cell.name)
             self.study.report(state)
-            for cell in ready(cells, state, [cell for cell, _ in self._active.values()], self.jobs):
+            for cell in ready(cells, state, [cell for cell, *_ in self._active.values()], self.jobs):
                 each = (time.monotonic() - began) / max(1, done - before)
                 left = time_left(each * (len(cells) - done)) if done - before >= self.jobs else ""
                 self._say(f"== {done} of {len(cells)} done{left}: {cell}")
-                self._active[cell.name] = cell, self._work(cell)
+                locks = ExitStack()
+                self._active[cell.name] = cell, self._work(cell, locks), locks
             if not self._active:
                 if done > before:
                     self._show(done, len(cells))
-                for cell in cells:
-                    lacking = [name for name in cell.needs if name not in state.results]
-                    if lacking and cell.name not in state.results:
-                        state.failed.setdefault(cell.name, f"not started, it needs {lacking[0]}")
+                state.failed |= lost_cells(cells, state)
                 return
             self._show(done, len(cells))
             while not any([self._ended(name, state) for name in list(self._active)]):  # a list: look at all of them
@@ -350,18 +390,19 @@ class Engine:
 
     def _skip(self, cell: Cell) -> bool:
         """Whether a cell is done, which is said."""
-        done = cell.is_done(self.study.out)
-        if done:
-            self._say(f"== {cell.folder(self.study.out)} is finished, skipped")
-        return done
+        if not cell.is_done(self.study.out):
+            return False
+        path = cell.path(self.study.out)
+        self._say(f"== {path.parent if path.name == DONE else path} is finished, skipped")
+        return True
 
     def _show(self, done: int, total: int) -> None:
-        running = [f"{cell} {self._told.get(name, '')}".strip() for name, (cell, _) in self._active.items()]
+        running = [f"{cell} {self._told.get(name, '')}".strip() for name, (cell, *_) in self._active.items()]
         self._watch(done, total, ", ".join(running))
 
     def _ended(self, name: str, state: State) -> bool:
         """Go on with a cell; whether it has ended."""
-        cell, work = self._active[name]
+        cell, work, locks = self._active[name]
         try:
             next(work)
             return False
@@ -370,8 +411,10 @@ class Engine:
         except LeapformerError as error:
             value, reason = None, str(error)
         del self._active[name]
+        with locks:
+            if not reason:
+                cell.write(self.study.out, value)  # if this fails, it would for the others, too
         if not reason:
-            cell.write(self.study.out, value)  # if this fails, it would for the others, too
             if cell.result is None:
                 state.results[cell.name] = value
         else:
@@ -382,8 +425,15 @@ class Engine:
             self._say(f"{cell} failed: {reason}")
         return True
 
-    def _work(self, cell: Cell) -> Generator[None, None, Any]:
-        """Run the steps of a cell, yield while one is running, return the result. Raises LeapformerError."""
+    def _work(self, cell: Cell, locks: ExitStack) -> Generator[None, None, Any]:
+        """Lock a cell's folders, and run its steps; yield while one is running, return the result.
+
+        Raises LeapformerError.
+        """
+        if self.study.lock_cells:
+            yield from self._lock(cell, locks)
+            if self._skip(cell):
+                return None
         folder, value = make_folder(cell.folder(self.study.out)), None
         for step in cell.steps:
             if isinstance(step, Command):
@@ -396,6 +446,31 @@ class Engine:
                     yield
                 value = future.result()
         return cell.collect(folder) if cell.collect else value
+
+    def _lock(self, cell: Cell, shared: ExitStack) -> Generator[None, None, None]:
+        """Lock the folders with records until this study ends, or a shared one as long as `shared`; yield meanwhile.
+
+        Raises LeapformerError if another process has one with records, or if the records differ.
+        """
+        for name, options in cell.records.items():
+            yield from self._own(self.study.out / name, self._stack, waits=False)
+            trainings.reserve(self.study.out / name, options, "run")
+        if not cell.records and cell.result is not None:
+            yield from self._own(cell.folder(self.study.out), shared, waits=True)
+
+    def _own(self, folder: Path, stack: ExitStack, *, waits: bool) -> Generator[None, None, None]:
+        end = time.monotonic() + files.GRACE_S
+        while True:
+            try:
+                stack.enter_context(owned(folder, grace_s=0))
+                return
+            except InUse:
+                if time.monotonic() > end and not waits:
+                    raise
+                if time.monotonic() > end:
+                    self._say(f"== {folder}: another process is creating what is needed here; waiting for it")
+                    end = math.inf
+            yield
 
     def _workers(self) -> ProcessPoolExecutor:
         if self._pool is None:
@@ -430,6 +505,8 @@ class Engine:
             del self._processes[cell.name]
             process.close()
             if not status:
+                if losses and step.longer:
+                    losses.end(step.longer)
                 return
             error = trainings.failure(log, size, status)
             if not left or age_of(last) == before:  # it would die at the same place again

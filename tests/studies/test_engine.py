@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,11 +17,12 @@ import pytest
 
 from leapformer_fairseq.cli import calls
 from leapformer_fairseq.studies import engine, trainings
-from leapformer_fairseq.studies.engine import Call, Cell, Command, Engine, State, Study, planned, ready
+from leapformer_fairseq.studies.engine import Call, Cell, Command, Engine, State, Study, lost_cells, planned, ready
 from leapformer_fairseq.studies.launching import COMMANDS, Launcher
 from leapformer_fairseq.support import files
 from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.files import locked_folder, write_text
+from tests.support.test_files import another_in
 
 NOTHING = Namespace(only=[], dry_run=False)  # options of a command
 INTERRUPT = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(20)"
@@ -142,11 +144,32 @@ def names_of(cells):
 def test_which_cells_are_started():
     cells = [cell("a"), cell("b", needs=("a",)), cell("c"), cell("d", alone=True), cell("e")]
     assert names_of(ready(cells, State(), [], 9)) == ["a", "c"], "e would keep d waiting"
-    assert names_of(ready(cells, State(), [cells[0]], 2)) == ["c"]
+    assert names_of(ready(cells, State(), [replace(cells[0], title="again")], 2)) == ["c"]
     assert names_of(ready(cells, State({"a": True}), [], 2)) == ["b", "c"]
     assert names_of(ready(cells, State({"c": True}, {"a": ""}), [], 9)) == ["d"], "nothing beside it"
     assert ready(cells, State({"a": True, "b": True, "c": True}), [cells[3]], 9) == []
     assert names_of(ready(cells, State({"a": True, "b": True, "c": True, "d": True}), [], 9)) == ["e"]
+    wide = [cell("w", cores=2), cell("x", cores=2), cell("y", cores=9)]
+    assert names_of(ready(wide, State(), [], 4)) == ["w", "x"] and names_of(ready(wide, State(), [], 3)) == ["w"]
+    assert names_of(ready(wide[2:], State(), [], 1)) == ["y"], "alone it takes what there is"
+
+
+def test_what_summarises_others_starts_once_all_have_ended_if_one_is_done():
+    cells = [cell("a"), cell("b", needs=("a",)), cell("c"), cell("t", some_of=("b", "c"))]
+    assert names_of(ready(cells, State({"c": True}), [cells[0]], 9)) == []
+    assert names_of(ready(cells, State({"c": True}, {"a": "died"}), [], 9)) == ["t"]
+    failed = State({}, {"a": "died", "c": "died"})
+    assert not ready(cells, failed, [], 9)
+    assert lost_cells(cells, failed) == {"b": "not started, it needs a", "t": "not started, it needs b"}
+
+
+def test_what_is_never_done_runs_each_time_and_a_step_may_write_the_result(tmp_path):
+    events = []
+    made = Cell("a", (Call(write_text, (tmp_path / "o/a.txt", "kept")),), "a.txt")
+    toy = Toy(tmp_path / "o", made, *noting(events, "t", needs=("a",), result=None))
+    for _ in range(2):
+        assert Engine(toy).run().results == {"a": True, "t": None}
+    assert events == ["t", "t"] and (toy.out / "a.txt").read_text() == "kept"
 
 
 def test_steps_logs_results_and_what_is_tidied(tmp_path):
@@ -419,6 +442,34 @@ def test_one_process_at_a_time(tmp_path):
     (tmp_path / "go").touch()
     assert os.waitpid(process, 0)[1] == 0
     assert Engine(toy).run().results == {"a": True}
+
+
+class Shared(Toy):
+    """A study whose cells lock their folders themselves."""
+
+    lock_cells = True
+
+    def reserve(self):
+        """Its cells do it."""
+
+
+def test_another_process_is_waited_for_where_it_makes_the_same_and_not_in_the_folder_of_a_run(tmp_path):
+    """Meanwhile others go on."""
+    out, events, said = tmp_path / "o", [], []
+    (data,), (other,) = noting(events, "data"), noting(events, "other")
+    data, other = (replace(one, steps=(replace(one.steps[0], inline=True),)) for one in (data, other))
+    (mine,) = noting(events, "run", records={"run": "--lr 1"})
+    with another_in(out / "data") as process:
+        wait = Cell("wait", (python("import time; time.sleep(0.2)"), Call(process.terminate, inline=True)))
+        assert not Engine(Shared(out, data, other, wait), say=said.append, jobs=2).run().failed
+    assert events == ["other", "data"] and f"== {out}/data: another process is creating what" in " ".join(said)
+    with another_in(out / "run"):
+        failed = Engine(Shared(out, data, mine)).run().failed
+    assert list(failed) == ["run"] and "is running here" in failed["run"]
+    assert not Engine(Shared(out, mine)).run().failed and (out / "run/options").read_text() == "--lr 1\n"
+    failed = Engine(Shared(out, replace(mine, name="again", records={"run": "--lr 2"}))).run().failed
+    assert failed["again"].startswith(f"--out {out}/run holds the run of another command (--lr 1)")
+    assert events == ["other", "data", "run"] and not (out / ".lock").exists() and not (out / "run/.lock").exists()
 
 
 def test_an_interrupt_ends_all_processes_and_the_same_command_goes_on(tmp_path):

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from leapformer_fairseq.studies import trainings
 from leapformer_fairseq.studies.trainings import Process
 from leapformer_fairseq.support.errors import LeapformerError
+from leapformer_fairseq.support.files import owned
 from tests.commands import carried_out, status_of
 from tests.studies.ablation.test_running import VALID, checkpoint, python, saying
 from tests.support.test_files import another_in
@@ -195,10 +199,17 @@ def test_without_a_whole_checkpoint_a_training_begins_again(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_best.pt"]
 
 
+@contextmanager
+def reserved(folder: Path, record: str, study: str) -> Iterator[None]:
+    with owned(folder):
+        trainings.reserve(folder, record, study)
+        yield
+
+
 class TestFolder:
     def test_it_belongs_to_one_command(self, tmp_path):
         for _ in range(2):
-            with trainings.locked(tmp_path, "data --lr 1", "ablation"):
+            with reserved(tmp_path, "data --lr 1", "ablation"):
                 pass
         with pytest.raises(LeapformerError, match="another command .data --lr 1.; choose another folder"):
             trainings.check_folder(tmp_path, "data --lr 2", "ablation")
@@ -208,30 +219,30 @@ class TestFolder:
         (tmp_path / "thesis.tex").touch()
         with (
             pytest.raises(LeapformerError, match="not empty and holds no ablation"),
-            trainings.locked(tmp_path, "data", "ablation"),
+            reserved(tmp_path, "data", "ablation"),
         ):
             pass
         assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
     def test_two_processes_cannot_work_in_it(self, tmp_path):
         refused = pytest.raises(LeapformerError, match="is running here")
-        with another_in(tmp_path), refused, trainings.locked(tmp_path, "data", "ablation"):
+        with another_in(tmp_path), refused, reserved(tmp_path, "data", "ablation"):
             pass
-        with trainings.locked(tmp_path, "data", "ablation"):
+        with reserved(tmp_path, "data", "ablation"):
             pass
 
     def test_a_training_that_was_left_behind_keeps_the_folder(self, tmp_path):
         """As after `kill -9` of the ablation: only the lock's own file is closed here, not the training's copy."""
-        with trainings.locked(tmp_path, "data", "ablation"):
+        with reserved(tmp_path, "data", "ablation"):
             left = subprocess.Popen(python("input()"), stdin=subprocess.PIPE, close_fds=False)
-        with pytest.raises(LeapformerError, match="that it started"), trainings.locked(tmp_path, "data", "ablation"):
+        with pytest.raises(LeapformerError, match="that it started"), reserved(tmp_path, "data", "ablation"):
             pass
         left.communicate(b"\n")
-        with trainings.locked(tmp_path, "data", "ablation"):
+        with reserved(tmp_path, "data", "ablation"):
             pass
 
     def test_every_training_holds_it(self, tmp_path):
         held = "import os; print(*(os.path.realpath(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd')))"
-        with trainings.locked(tmp_path, "data", "ablation"):
+        with reserved(tmp_path, "data", "ablation"):
             carried_out(status_of(Process(python(held), tmp_path / "train.log")))
         assert str((tmp_path / ".lock").resolve()) in (tmp_path / "train.log").read_text().split()
