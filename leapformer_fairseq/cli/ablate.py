@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 HELP = "replace one attention block at a time in a training, rank what that costs, and recommend a plan"
 USAGE = "leapformer ablate --out DIR [OPTIONS] -- train DATA --arch leapformer_... --max-epoch N ..."
 
+KEPT = "everything is kept, the same command resumes"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
@@ -89,7 +91,7 @@ def _ablate(args: argparse.Namespace) -> int:
         planned(ablation, state, args.only, dry=True)
         _show(ablation.seen(state))
         return 0
-    state, status = calls.run_study(ablation, args, "ablation", "run", kept="everything")
+    state, status = calls.run_study(ablation, args, "ablation", "run", kept=KEPT)
     if status != calls.INTERRUPTED:
         study = ablation.seen(state)
         print(report.table(study))
