@@ -64,7 +64,11 @@ def test_the_mechanisms_of_a_sparsefinder_study_are_checked(tmp_path):
         ("wikitext2", "abc-mlp:abc-slots=x", "give a whole number of at least"),
         # with what the configuration has
         ("wikitext2", "softmax cosformer:cosformer-step=16", "and --cosformer-length 256: .*a length of 0 is none"),
-        ("wikitext2 --train-options=--cosformer-step=16", "cosformer", "and --cosformer-length 256: .*a length of 0 is"),
+        (
+            "wikitext2 --train-options=--cosformer-step=16",
+            "cosformer",
+            "and --cosformer-length 256: .*a length of 0 is",
+        ),
         ("wikitext103 --paper abc", "abc-linformer:abc-slots=513", "513 slots for at most 512 tokens"),
     ],
 )
