@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 USAGE = "leapformer ablate --out DIR [OPTIONS] -- train DATA --arch leapformer_... --max-epoch N ..."
 
+KEPT = "everything is kept, the same command resumes"
+
 
 OPTIONS = f"""
 --out DIR!              runs and results; the same command resumes there
@@ -72,7 +74,7 @@ def _ablate(args: Namespace) -> int:
         planned(ablation, state, args.only, dry=True)
         _show(ablation.seen(state))
         return 0
-    state, status = calls.run_study(ablation, args, "ablation", "run", kept="everything")
+    state, status = calls.run_study(ablation, args, "ablation", "run", kept=KEPT)
     if status != calls.INTERRUPTED:
         study = ablation.seen(state)
         print(report.table(study))

@@ -49,11 +49,6 @@ def study_options(cells: str) -> str:
     )
 
 
-def add_study_options(parser: argparse.ArgumentParser, cells: str) -> None:
-    """Add them to a parser."""
-    options.add_options(parser, study_options(cells))
-
-
 def run_study(
     study: Study,
     args: argparse.Namespace,
@@ -62,14 +57,14 @@ def run_study(
     *,
     inline: Callable[[Sequence[str]], None] | None = None,
     launcher: Launcher | None = None,
-    kept: str = "finished work",
+    kept: str = "finished work is kept, the same command resumes",
 ) -> tuple[State, int]:
     """Run a study with a bar, or without a `title` with lines, and print a line for each cell that failed.
 
     args:     of the command; those of `study_options` and, if there is one, --jobs count.
     inline:   runs a short command in this process, by default `call`.
     launcher: of the trainings.
-    kept:     what an interrupt does not lose.
+    kept:     what an interrupt leaves.
 
     Returns what is known at the end, and the exit status: 1 if a cell failed, INTERRUPTED after an interrupt. Raises
     LeapformerError like `engine.Engine.run`.
@@ -85,7 +80,7 @@ def run_study(
             )  # fmt: skip
             state = engine.run()
     except KeyboardInterrupt:
-        print(f"leapformer: interrupted; {kept} is kept, the same command resumes", file=sys.stderr)
+        print(f"leapformer: interrupted; {kept}", file=sys.stderr)
         return State(), INTERRUPTED
     for name, reason in state.failed.items():
         print(f"leapformer: error: {name}: {reason}", file=sys.stderr)

@@ -379,6 +379,8 @@ class Engine:
                 locks = ExitStack()
                 self._active[cell.name] = cell, self._work(cell, locks), locks
             if not self._active:
+                if done > before:
+                    self._show(done, len(cells))
                 state.failed |= lost_cells(cells, state)
                 return
             self._show(done, len(cells))

@@ -129,6 +129,14 @@ def test_a_result_that_grows_is_left_to_its_step(tmp_path):
     assert (tmp_path / "a.pt").read_text() == "tensors"
 
 
+def test_what_is_run_each_time_leaves_no_result(tmp_path):
+    events = []
+    cells = [Cell("t", (Call(events.append, ("t",)),), None, needs=("a",)), *noting(events, "a")]
+    for _ in range(2):
+        assert Engine(Toy(tmp_path, *cells)).run().results == {"a": True, "t": None}
+    assert events == ["a", "t", "t"] and not (tmp_path / "t").exists()
+
+
 def names_of(cells):
     return [one.name for one in cells]
 
@@ -383,8 +391,8 @@ def test_a_command_names_the_cells_that_failed(tmp_path, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == "leapformer: error: b: no luck"
     assert calls.run_study(Toy(tmp_path, cell("a")), NOTHING, "toys", "toy")[1] == 0
     stopped = Cell("c", (Call(signal.raise_signal, (signal.SIGTERM,)),))
-    assert calls.run_study(Toy(tmp_path, stopped), NOTHING, "toys", "toy", kept="all")[1] == 130
-    assert "interrupted; all is kept, the same command resumes" in capsys.readouterr().err
+    assert calls.run_study(Toy(tmp_path, stopped), NOTHING, "toys", "toy", kept="all is kept")[1] == 130
+    assert "interrupted; all is kept" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("content", "reason"), [("{", "damaged"), ("[]", "no JSON object"), ("{}", "without 'loss'")])
