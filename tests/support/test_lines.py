@@ -9,7 +9,7 @@ import pytest
 
 import leapformer_fairseq
 from leapformer_fairseq.data import glue, manifests, mustc, recordings, tables
-from leapformer_fairseq.models.length_predictors import lookup
+from leapformer_fairseq.models import length_predictors
 from leapformer_fairseq.runtime.commands import tts
 from leapformer_fairseq.runtime.formats import jsonl
 from leapformer_fairseq.scoring import segmentation, speech
@@ -140,7 +140,7 @@ NO_UTF8 = {
     "pictures": lambda path: lines_or_text(str(path)),
     "manifest": lambda path: list(manifests.read_manifest(path)),
     "covost": lambda path: recordings.read_table(path, ("good",)),
-    "lengths": lambda path: list(lookup._read_table(path, None)),
+    "lengths": lambda path: list(length_predictors._read_table(path, None)),
     "spoken": lambda path: speech._sentences(path),
     "tts": lambda path: tts._lines(str(path)),
     "glue": lambda path: glue.read_examples(path, glue.find_task("SST-2")),
