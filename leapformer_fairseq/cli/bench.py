@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ..support.errors import LeapformerError
+from ..support.options import Step, choice
 from . import calls
 
 if TYPE_CHECKING:
     from ..studies.benchmarks.measure import Place
 
-HELP = "speed, memory and FLOPs of attention, decoding, training and whole models"
 BENCHMARKS = {
     "attention": "every form of every attention mechanism against torch's scaled dot-product attention",
     "decode": "a decoding step of whole decoders against fairseq's, and of one block against a preallocated cache",
@@ -33,32 +33,24 @@ BENCHMARKS = {
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add one sub-command per benchmark."""
-    actions = parser.add_subparsers(metavar="WHAT", required=True)
-    for name, text in BENCHMARKS.items():
-        action = actions.add_parser(name, help=text, description=text)
-        action.add_argument("--out", metavar="DIR", default="bench", help=f"for {name}.json and .md (default: bench)")
-        action.add_argument("--quick", action="store_true", help="small sizes only, in about a minute")
-        action.add_argument(
-            "--mechanisms",
-            nargs="+",
-            metavar="NAME",
-            help="default: all that the report needs; for `model` also plans such as softmax/softmax/leap",
-        )
-        action.add_argument("--device", nargs="+", metavar="DEVICE", help="default: cpu, and cuda if there is a GPU")
-        action.add_argument("--dtype", nargs="+", choices=DTYPES, help="default: float32, on a GPU bfloat16, too")
-        action.add_argument("--seed", type=int, default=1, help="of the random inputs (default: 1)")
-        if name == "lra":
-            action.add_argument(
-                "--protocol", choices=("leapformer", "luna"), default="leapformer",
-                help="whose models: LeaPformer's, with the rows of both papers, or Luna's (default: leapformer)",
-            )  # fmt: skip
-        calls.add_study_options(action, "cases")
-        action.set_defaults(benchmark=name)
+STEP = "WHAT"
 
 
-def run(args: argparse.Namespace) -> int:
+def _options(name: str) -> str:
+    whose = "whose models: LeaPformer's, with the rows of both papers, or Luna's"
+    return f"""
+--out DIR = bench       for {name}.json and .md
+--quick                 small sizes only, in about a minute
+--mechanisms NAME...    default: all that the report needs; for `model` also plans such as softmax/softmax/leap
+--device DEVICE...      default: cpu, and cuda if there is a GPU
+--dtype {choice(DTYPES)}...  default: float32, on a GPU bfloat16, too
+--seed SEED:int = 1     of the random inputs
+{f"--protocol (leapformer|luna) = leapformer  {whose}" if name == "lra" else ""}
+{calls.study_options("cases")}
+"""
+
+
+def run(args: Namespace) -> int:
     """Measure, and write the results after each case.
 
     The status is 1 if some mechanisms disagree with the reference and were not measured, 2 if all do. Raises
@@ -67,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from ..studies.benchmarks import tables
     from ..studies.benchmarks.study import Benchmark
 
-    benchmark = importlib.import_module(f"..studies.benchmarks.{args.benchmark}", __package__)
+    benchmark = importlib.import_module(f"..studies.benchmarks.{args.step}", __package__)
     chosen = {"protocol": args.protocol} if "protocol" in args else {}
     names, places = check_names(args.mechanisms, benchmark, **chosen), find_places(args.device, args.dtype)
     # The speed of something that computes wrong results is worthless: first compare with the reference.
@@ -79,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if names:
         cases = list(benchmark.cases(names, places, args.quick, **chosen))
         options = {"seed": args.seed, "quick": args.quick, "devices": "+".join(map(str, places)), **chosen}
-        study = Benchmark(args.benchmark, benchmark, cases, options, Path(args.out))
+        study = Benchmark(args.step, benchmark, cases, options, Path(args.out))
         state, status = calls.run_study(study, args, "bench", "case", kept="what was measured is written")
         if not state.results:
             return status
@@ -129,3 +121,6 @@ def find_places(devices: list[str] | None, dtypes: list[str] | None) -> list[Pla
         return dtypes or (DTYPES[:1] if device == "cpu" else DTYPES[:2])
 
     return [Place.parse(f"{device} {dtype}") for device in check_devices(devices) for dtype in precisions(device)]
+
+
+STEPS = {name: Step(text, _options(name), run) for name, text in BENCHMARKS.items()}

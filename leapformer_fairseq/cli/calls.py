@@ -49,11 +49,6 @@ def study_options(cells: str) -> str:
     )
 
 
-def add_study_options(parser: argparse.ArgumentParser, cells: str) -> None:
-    """Add them to a parser."""
-    options.add_options(parser, study_options(cells))
-
-
 def run_study(
     study: Study,
     args: argparse.Namespace,

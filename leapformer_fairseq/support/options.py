@@ -195,8 +195,9 @@ def _settings(spec: str, text: str, types: Mapping[str, Any]) -> tuple[list[str]
     else:
         settings |= _value(value)
     if equals:
-        words = default.split() if settings.get("nargs") in ("+", "*", 2) else [default.strip(' "')]
-        settings["default"] = [convert(word) for word in words] if "nargs" in settings else convert(words[0])
+        several = settings.get("nargs") in ("+", "*", 2)
+        words = default.split() if several else [default.strip(' "')]
+        settings["default"] = [convert(word) for word in words] if several else convert(words[0])
         if any(words) and "default:" not in text:
             text += f" (default: {' '.join(words)})"
     settings["help"] = text.replace("%", "%%").strip()
