@@ -219,8 +219,9 @@ class Recipe(Study):
         return {step: getattr(self, f"cells_{step}")(state) for step in (*self.steps, *self.more_steps)}
 
     def end(self) -> str:
-        """What to say in the end."""
-        return f"done: {self.out}/{self.goal}"
+        """What to say in the end, "" if the last step was not asked for."""
+        whole = {self.steps[-1], *self.more_steps} & {*self.wanted} and not self.settings.only
+        return f"done: {self.out}/{self.goal}" if whole else ""
 
     def row_order(self) -> Sequence[str]:
         """The order of the attentions in the table, if it is not alphabetical."""
