@@ -45,6 +45,7 @@ from leapformer_fairseq.studies.linearize import selection
 from leapformer_fairseq.studies.linearize.selection import Swap, choose
 from leapformer_fairseq.studies.probes import study as probes
 
+from .commands import run_all
 from .models.tiny import make_model, target_prefix
 from .scripted import ScriptedSystem, Words, sound, talk
 
@@ -505,7 +506,7 @@ def test_who_watches_a_training_that_goes_on_is_shown_what_is_new_and_all_of_it(
             yield trainings.Process(command, log, lambda entry: seen.append(entry["num_updates"]))
 
     log.write_text(f"{told(100)}\n{told(200)}\n")
-    trainings.run_all([work()])
+    run_all([work()])
     assert seen == list(range(1, 10))
     assert log.read_text().count("num_updates") == 11, "and the log is whole"
 

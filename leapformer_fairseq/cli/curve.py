@@ -71,6 +71,7 @@ class _Shared:
             self.options.append(option)
 
 
+@calls.owning
 def run(args: argparse.Namespace) -> int:
     """Simulate what is missing from the folder, and rewrite the results after each run.
 

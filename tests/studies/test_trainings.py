@@ -15,7 +15,7 @@ from leapformer_fairseq.studies import trainings
 from leapformer_fairseq.studies.trainings import Process
 from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.files import owned
-from tests.commands import carried_out, status_of
+from tests.commands import carried_out, run_all, status_of
 from tests.studies.ablation.test_running import VALID, checkpoint, python, saying
 from tests.support.test_files import another_in
 
@@ -55,7 +55,6 @@ while True:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize(("code", "cleaned"), [(WAITING, True), (DEAF, False)])
 def test_an_interrupt_ends_the_training(tmp_path, monkeypatch, number, code, cleaned):
-    monkeypatch.setattr(trainings, "POLL_S", 0.05)
     monkeypatch.setattr(trainings, "PATIENCE_S", 5.0 if cleaned else 0.2)
     seen, started, log, start = [], [], tmp_path / "train.log", subprocess.Popen
 
@@ -90,14 +89,13 @@ def several(tmp_path, names, at_once, code="print('on')"):
             status = yield Process(python(f"{code}; raise SystemExit({part})"), tmp_path / f"{name}.log")
             events.append(("end", name, status))
 
-    trainings.run_all((work(name) for name in names), at_once)
+    run_all((work(name) for name in names), at_once)
     return events
 
 
 class TestSeveral:
     def test_all_are_interrupted_before_one_is_waited_for(self, tmp_path, monkeypatch):
         """Each ends when it sees that all were interrupted, or alone after five seconds."""
-        monkeypatch.setattr(trainings, "POLL_S", 0.02)
         code = f"""
 import pathlib, sys, time
 folder, name = pathlib.Path({str(tmp_path)!r}), sys.argv[1]
@@ -121,11 +119,10 @@ except KeyboardInterrupt:
             )
 
         with pytest.raises(KeyboardInterrupt):
-            trainings.run_all((work(name) for name in "abc"), 3)
+            run_all((work(name) for name in "abc"), 3)
         assert len(list(tmp_path.glob("*.together"))) == 3
 
     def test_each_goes_on_after_its_own_processes(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(trainings, "POLL_S", 0.02)
         events = several(tmp_path, "abc", 2)
         for name in "abc":
             own = [(kind, number) for kind, one, number in events if one == name]
@@ -133,7 +130,6 @@ except KeyboardInterrupt:
             assert (tmp_path / f"{name}.log").read_text() == "on\non\n"
 
     def test_no_more_than_so_many_at_once(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(trainings, "POLL_S", 0.02)
         running = most = 0
         for kind, _, _ in several(tmp_path, "abcd", 2):
             running += 1 if kind == "begin" else -1
@@ -142,7 +138,6 @@ except KeyboardInterrupt:
         assert [name for _, name, _ in several(tmp_path, "ab", 1)] == list("aaaabbbb")
 
     def test_an_interrupt_ends_all(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(trainings, "POLL_S", 0.05)
         started, start = [], subprocess.Popen
 
         def popen(*args, **options):
@@ -159,11 +154,10 @@ except KeyboardInterrupt:
 
         monkeypatch.setattr(subprocess, "Popen", popen)
         with pytest.raises(KeyboardInterrupt):
-            trainings.run_all((work(name) for name in "abc"), 2)
+            run_all((work(name) for name in "abc"), 2)
         assert len(started) == 2 and all(process.poll() is not None for process in started)
 
     def test_what_a_work_raises_ends_all(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(trainings, "POLL_S", 0.05)
 
         def works():
             yield (Process(python(WAITING), tmp_path / "a.log") for _ in range(2))
@@ -174,7 +168,7 @@ except KeyboardInterrupt:
             raise trainings.failure(tmp_path / "b.log", 0, 3)
 
         with pytest.raises(LeapformerError, match="out .exit status 3"):
-            trainings.run_all(works(), 2)
+            run_all(works(), 2)
 
 
 def test_a_copy_that_was_interrupted_is_replaced_by_the_newest_whole_checkpoint(tmp_path):
