@@ -35,15 +35,12 @@ def run(args: argparse.Namespace) -> int:
 # ------------------------------------------------------------------------------------------------------------- extract
 def _extract_arguments(parser: argparse.ArgumentParser) -> None:
     _add_teacher(parser)
-    parser.add_argument("--block", required=True, metavar="BLOCK", help="encoder-self, decoder-self or decoder-cross")
-    parser.add_argument("--out", required=True, metavar="DIR", help="for the graphs; the same command resumes there")
-    parser.add_argument("--subset", default="train", metavar="NAME", help="of the data (default: train)")
-    parser.add_argument("--sentences", type=int, default=1000, metavar="N", help="how many (default: 1000)")
-    parser.add_argument(
-        "--min-length", type=int, default=21, metavar="N",
-        help="leave out sentences of fewer tokens, the mark of the end among them (default: 21)",
-    )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the choice of sentences (default: 1)")
+    _add(parser, "block", "BLOCK", "encoder-self, decoder-self or decoder-cross", required=True)
+    _add(parser, "out", "DIR", "for the graphs; the same command resumes there", required=True)
+    _add(parser, "subset", "NAME", "of the data", "train")
+    _add(parser, "sentences", "N", "how many", 1000)
+    _add(parser, "min-length", "N", "leave out sentences of fewer tokens, the mark of the end among them", 21)
+    _add(parser, "seed", "N", "of the choice of sentences", 1)
 
 
 def _extract(args: argparse.Namespace) -> None:
@@ -61,8 +58,8 @@ def _fit_arguments(parser: argparse.ArgumentParser) -> None:
 
     defaults = Settings()
     parser.add_argument("graphs", metavar="GRAPHS", help="a folder of `leapformer sparsefinder extract`")
-    parser.add_argument("--out", required=True, metavar="DIR", help="for seed1.pt, ...; finished ones are kept")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help="(default: 1 2 3)")
+    _add(parser, "out", "DIR", "for seed1.pt, ...; finished ones are kept", required=True)
+    _add(parser, "seeds", "N", "", [1, 2, 3])
     for name, help_text in (
         ("dimensions", "dimensions r to which queries and keys are projected"),
         ("margin", "margin of the loss"),
@@ -74,22 +71,13 @@ def _fit_arguments(parser: argparse.ArgumentParser) -> None:
         ("part", "share of the sentences to fit to; the rest is for evaluation"),
         ("points", "queries and keys of a head that are clustered; 0: all"),
     ):
-        default = getattr(defaults, name)
-        parser.add_argument(
-            f"--{name}", type=type(default), default=default, metavar="X", help=f"{help_text} (default: {default})"
-        )
-    parser.add_argument(
-        "--blocks", type=int, nargs="+", default=[], metavar="Z",
-        help="fit sparsefinder-block1 and -block2, too, for blocks of so many tokens",
-    )  # fmt: skip
-    parser.add_argument(
-        "--loss", choices=LOSSES, default=defaults.loss,
-        help="of each edge and one other key (triple, the paper), or of sums per query (query, the released code)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--projections", choices=PROJECTIONS, default=defaults.projections,
-        help="one for queries and keys (shared, the paper), or one each (separate, the released code)",
-    )  # fmt: skip
+        _add(parser, name, "X", help_text, getattr(defaults, name))
+    text = "fit sparsefinder-block1 and -block2, too, for blocks of so many tokens"
+    parser.add_argument("--blocks", type=int, nargs="+", default=[], metavar="Z", help=text)
+    text = "of each edge and one other key (triple, the paper), or of sums per query (query, the released code)"
+    parser.add_argument("--loss", choices=LOSSES, default=defaults.loss, help=text)
+    text = "one for queries and keys (shared, the paper), or one each (separate, the released code)"
+    parser.add_argument("--projections", choices=PROJECTIONS, default=defaults.projections, help=text)
     _add_jobs(parser, "seeds")
 
 
@@ -141,23 +129,14 @@ def _evaluate(args: argparse.Namespace) -> None:
 def _pareto_arguments(parser: argparse.ArgumentParser) -> None:
     _add_graphs(parser)
     _add_global(parser)
-    parser.add_argument(
-        "--grid", default="union", metavar="NAME",
-        help="section5 or c2 of the paper, union of both and of what was released, small (default: union)",
-    )  # fmt: skip
-    parser.add_argument("--mechanisms", nargs="+", metavar="NAME", help="(default: all patterns that serve the block)")
-    parser.add_argument(
-        "--windows", type=int, nargs="+", metavar="W", help="(default: those of the paper for the block)"
+    _add(parser, "grid", "NAME", "section5 or c2 of the paper, union of both and of what was released, small", "union")
+    _add(parser, "mechanisms", "NAME", "(default: all patterns that serve the block)", nargs="+")
+    _add(parser, "windows", "W", "(default: those of the paper for the block)", nargs="+", type=int)
+    _add(parser, "quality-points", "N", "with --data: score this many points of each pattern, along its front", 12)
+    _add_set(
+        parser, "an option for all patterns that have it, as in sparsefinder_distance=squared or sparsefinder_nearest=2"
     )
-    parser.add_argument(
-        "--quality-points", type=int, default=12, metavar="N",
-        help="with --data: score this many points of each pattern, along its front (default: 12)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--set", nargs="+", default=[], metavar="NAME=VALUE", dest="options",
-        help="an option for all patterns that have it, as in sparsefinder_distance=squared or sparsefinder_nearest=2",
-    )  # fmt: skip
-    parser.add_argument("--note", metavar="TEXT", help="a line above the tables")
+    _add(parser, "note", "TEXT", "a line above the tables")
     _add_quality(parser)
     _add_jobs(parser, "points")
 
@@ -187,17 +166,13 @@ def _run_scoring(study: Pareto | Blocks, args: argparse.Namespace, title: str) -
 # -------------------------------------------------------------------------------------------------------------- blocks
 def _blocks_arguments(parser: argparse.ArgumentParser) -> None:
     _add_teacher(parser)
-    parser.add_argument("--fitted", metavar="FILE", help="a file of `leapformer sparsefinder fit --blocks 2 4 8 16`")
-    parser.add_argument("--out", required=True, metavar="DIR", help="for the results; the same command resumes there")
-    parser.add_argument("--grid", default="union", metavar="NAME", help="union, the paper's, or small (default: union)")
-    parser.add_argument(
-        "--mechanisms", nargs="+", metavar="NAME",
-        default=["sparsefinder-block1", "sparsefinder-block2", "entmax-bigbird-blocks"],
-        help="(default: sparsefinder-block1 sparsefinder-block2 entmax-bigbird-blocks)",
-    )  # fmt: skip
-    parser.add_argument("--subset", default="test", metavar="NAME", help="of the data (default: test)")
-    parser.add_argument("--limit", type=int, default=500, metavar="N", help="score at most N samples (default: 500)")
-    parser.add_argument("--batch", type=int, default=8, metavar="N", help="samples of a batch (default: 8)")
+    _add(parser, "fitted", "FILE", "a file of `leapformer sparsefinder fit --blocks 2 4 8 16`")
+    _add(parser, "out", "DIR", "for the results; the same command resumes there", required=True)
+    _add(parser, "grid", "NAME", "union, the paper's, or small", "union")
+    _add(parser, "mechanisms", "NAME", "", ["sparsefinder-block1", "sparsefinder-block2", "entmax-bigbird-blocks"])
+    _add(parser, "subset", "NAME", "of the data", "test")
+    _add(parser, "limit", "N", "score at most N samples", 500)
+    _add(parser, "batch", "N", "samples of a batch", 8)
     calls.add_study_options(parser, "points")
 
 
@@ -215,13 +190,10 @@ def _blocks(args: argparse.Namespace) -> int:
 # ---------------------------------------------------------------------------------------------------------------- draw
 def _draw_arguments(parser: argparse.ArgumentParser) -> None:
     _add_pattern(parser)
-    parser.add_argument(
-        "--sentence", type=int, default=0, metavar="N",
-        help="index among the sentences held out from the fit, from 0 (default: 0)",
-    )  # fmt: skip
-    parser.add_argument("--layer", type=int, metavar="N", help="from 1 (default: all)")
-    parser.add_argument("--head", type=int, metavar="N", help="from 0 (default: all)")
-    parser.add_argument("--most", type=int, default=40, metavar="N", help="tokens, at most (default: 40)")
+    _add(parser, "sentence", "N", "index among the sentences held out from the fit, from 0", 0)
+    _add(parser, "layer", "N", "from 1 (default: all)", type=int)
+    _add(parser, "head", "N", "from 0 (default: all)", type=int)
+    _add(parser, "most", "N", "tokens, at most", 40)
 
 
 def _draw_graphs(args: argparse.Namespace) -> None:
@@ -253,17 +225,12 @@ def _draw_graphs(args: argparse.Namespace) -> None:
 def _tags_arguments(parser: argparse.ArgumentParser) -> None:
     _add_graphs(parser)
     source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--tags", metavar="FILE",
-        help="a word, a tab and its tag on each line, and an empty line after each sentence, for the lines of "
-        "text.txt, which the command writes to --out",
-    )  # fmt: skip
+    text = "a word, a tab and its tag on each line, and an empty line after each sentence, for the lines of text.txt"
+    source.add_argument("--tags", metavar="FILE", help=f"{text}, which the command writes to --out")
     source.add_argument("--spacy", metavar="PIPELINE", help="tag with this installed pipeline, as en_core_web_sm")
-    parser.add_argument("--centroids", type=int, default=8, metavar="N", help="of each head, as fitted (default: 8)")
-    parser.add_argument("--most", type=int, default=12, metavar="N", help="tags; rarer ones are joined (default: 12)")
-    parser.add_argument(
-        "--vocabulary", metavar="DIR", help="where subwords are numbers: the folder with encoder.json and vocab.bpe"
-    )
+    _add(parser, "centroids", "N", "of each head, as fitted", 8)
+    _add(parser, "most", "N", "tags; rarer ones are joined", 12)
+    _add(parser, "vocabulary", "DIR", "where subwords are numbers: the folder with encoder.json and vocab.bpe")
 
 
 def _tags(args: argparse.Namespace) -> None:
@@ -292,51 +259,55 @@ def _tags(args: argparse.Namespace) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- shared
+def _add(parser: argparse.ArgumentParser, name: str, metavar: str, text: str, default: Any = None, **more: Any) -> None:
+    """Add an option of the type of its default, if it has one; then the help ends with it. A list takes several."""
+    if default is not None:
+        first, shown = (default[0], " ".join(map(str, default))) if isinstance(default, list) else (default, default)
+        more |= {"type": type(first), "default": default, **({"nargs": "+"} if isinstance(default, list) else {})}
+        text = f"{text} (default: {shown})".strip()
+    parser.add_argument(f"--{name}", metavar=metavar, help=text, **more)
+
+
+def _add_set(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", dest="options", help=text)
+
+
 def _add_teacher(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="DATA", help="the folder of binary data")
-    parser.add_argument(
-        "--path", required=True, metavar="CHECKPOINT", help="the teacher: a model with entmax attention"
-    )
+    _add(parser, "path", "CHECKPOINT", "the teacher: a model with entmax attention", required=True)
 
 
 def _add_pattern(parser: argparse.ArgumentParser) -> None:
     _add_graphs(parser)
     _add_global(parser)
-    parser.add_argument("--mechanism", required=True, metavar="NAME", help="a pattern, as sparsefinder-distance")
-    parser.add_argument(
-        "--set", nargs="+", default=[], metavar="NAME=VALUE", dest="options",
-        help="its options, as in sparsefinder_threshold=1.5",
-    )  # fmt: skip
-    parser.add_argument("--window", type=int, default=0, metavar="W", help="an odd number, or 0 for none (default: 0)")
+    _add(parser, "mechanism", "NAME", "a pattern, as sparsefinder-distance", required=True)
+    _add_set(parser, "its options, as in sparsefinder_threshold=1.5")
+    _add(parser, "window", "W", "an odd number, or 0 for none", 0)
 
 
 def _add_graphs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("graphs", metavar="GRAPHS", help="a folder of `leapformer sparsefinder extract`")
-    parser.add_argument(
-        "--fitted",
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="the files of `leapformer sparsefinder fit`, one for each seed",
-    )
-    parser.add_argument("--out", required=True, metavar="DIR", help="for the results; the same command resumes there")
-    parser.add_argument(
-        "--sentences", type=int, metavar="N", help="measure at most N (default: all that were not fitted to)"
-    )
+    text = "the files of `leapformer sparsefinder fit`, one for each seed"
+    parser.add_argument("--fitted", nargs="+", default=[], metavar="FILE", help=text)
+    _add(parser, "out", "DIR", "for the results; the same command resumes there", required=True)
+    _add(parser, "sentences", "N", "measure at most N (default: all that were not fitted to)", type=int)
 
 
 def _add_global(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--global", choices=("none", "first", "both"), default="first", dest="ends",
-        help="tokens with all edges, in every pattern (default: first)",
-    )  # fmt: skip
+    text = "tokens with all edges, in every pattern (default: first)"
+    parser.add_argument("--global", choices=("none", "first", "both"), default="first", dest="ends", help=text)
 
 
 def _add_quality(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", metavar="DATA", help="also score perplexity or BLEU on this folder of binary data")
-    parser.add_argument("--subset", default="test", metavar="NAME", help="of --data (default: test)")
-    parser.add_argument("--references", metavar="FILE", help="for BLEU: a detokenised line for each sentence")
-    parser.add_argument("--limit", type=int, metavar="N", help="score at most N sentences (default: all)")
+    _add(parser, "data", "DATA", "also score perplexity or BLEU on this folder of binary data")
+    _add(parser, "subset", "NAME", "of --data", "test")
+    _add(parser, "references", "FILE", "for BLEU: a detokenised line for each sentence")
+    _add(parser, "limit", "N", "score at most N sentences (default: all)", type=int)
+
+
+def _add_jobs(parser: argparse.ArgumentParser, cells: str) -> None:
+    _add(parser, "jobs", "N", f"{cells} at once, one thread each", 1)
+    calls.add_study_options(parser, cells)
 
 
 def _test(args: argparse.Namespace, graphs: Any) -> Scored | None:
@@ -344,16 +315,9 @@ def _test(args: argparse.Namespace, graphs: Any) -> Scored | None:
 
     if args.data is None:
         return None
-    about = graphs.about
-    return Scored(
-        about["teacher"],
-        args.data,
-        about["block"],
-        args.subset,
-        args.references,
-        limit=args.limit,
-        long=about["min_length"],  # sentences as long as those of the graphs are also scored separately
-    )
+    about, long = graphs.about, graphs.about["min_length"]  # sentences as long as those of the graphs are scored apart
+    test = args.subset, args.references
+    return Scored(about["teacher"], args.data, about["block"], *test, limit=args.limit, long=long)
 
 
 def _about(args: argparse.Namespace) -> dict[str, Any]:
@@ -362,13 +326,6 @@ def _about(args: argparse.Namespace) -> dict[str, Any]:
 
     options = {name: value for name, value in vars(args).items() if name not in ("run", "jobs", "dry_run", "only")}
     return {"signature": signature(), "environment": environment(), "options": options}
-
-
-def _add_jobs(parser: argparse.ArgumentParser, cells: str) -> None:
-    parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help=f"{cells} at once, one thread each (default: 1)"
-    )
-    calls.add_study_options(parser, cells)
 
 
 STEPS = {
