@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
-from leapformer_fairseq.studies import trainings
-from leapformer_fairseq.studies.trainings import PROGRAM, Process
+from leapformer_fairseq.studies.trainings import PROGRAM
 
 from . import forks
 
-R = TypeVar("R")
-
 LIMIT_S = 900
-#: a generator that yields processes to run one after the other, and receives the exit status of each
-Work = Generator[Process, int, None]
 
 
 def leapformer(*arguments: str) -> list[str]:
@@ -43,55 +36,3 @@ def done(command: Sequence[str], stdin: str = "") -> str:
     finished = run(command, stdin=stdin)
     assert finished.returncode == 0, finished.stderr[-3000:]
     return finished.stdout + finished.stderr
-
-
-def run_all(works: Iterable[Work], at_once: int = 1) -> None:
-    """Run `works`, at most `at_once` in parallel.
-
-    If this process is interrupted, it interrupts all started processes, and raises KeyboardInterrupt once they have
-    ended. An exception in one of the works ends all.
-    """
-    waiting, active = iter(works), dict[trainings.Running, Work]()
-    with trainings.interruptible():
-        try:
-            while True:
-                while len(active) < at_once and (work := next(waiting, None)) is not None:
-                    _begin(work, None, active)
-                if not active:
-                    return
-                with suppress(subprocess.TimeoutExpired):
-                    next(iter(active)).process.wait(0.02)
-                for running in list(active):
-                    status = running.poll()
-                    if status is not None:
-                        running.close()
-                        _begin(active.pop(running), status, active)
-        except BaseException:
-            for running in active:  # all at once: each may take its time to save
-                running.interrupt()
-            for running in active:
-                running.end()
-            raise
-
-
-def _begin(work: Work, status: int | None, active: dict[trainings.Running, Work]) -> None:
-    """Start the next process of a work, if there is one."""
-    with suppress(StopIteration):
-        process = next(work) if status is None else work.send(status)
-        active[trainings.Running(process)] = work
-
-
-def carried_out(work: Generator[Process, int, R]) -> R:
-    """What some work of `trainings` returns once its processes have ended."""
-    found = []
-
-    def whole() -> Generator[Process, int, None]:
-        found.append((yield from work))
-
-    run_all([whole()])
-    return found[0]
-
-
-def status_of(process: Process) -> Generator[Process, int, int]:
-    """The work of one process, which returns its exit status."""
-    return (yield process)

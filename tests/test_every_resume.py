@@ -36,18 +36,18 @@ from leapformer_fairseq.runtime.simul.text import CharEmitter, WordEmitter
 from leapformer_fairseq.runtime.simul.times import ComputeTimes
 from leapformer_fairseq.simul.engine import EncodedEngine, IncrementalEngine, RecomputeEngine
 from leapformer_fairseq.simul.simulate import Outcome, Utterance, logged
-from leapformer_fairseq.studies import launching, trainings
+from leapformer_fairseq.studies import launching
 from leapformer_fairseq.studies.curve import curve as curves
 from leapformer_fairseq.studies.curve import curve_report
-from leapformer_fairseq.studies.engine import Cell, Engine, State, planned
+from leapformer_fairseq.studies.engine import Cell, Command, Engine, State, planned
 from leapformer_fairseq.studies.launching import Losses
 from leapformer_fairseq.studies.linearize import selection
 from leapformer_fairseq.studies.linearize.selection import Swap, choose
 from leapformer_fairseq.studies.probes import study as probes
 
-from .commands import run_all
 from .models.tiny import make_model, target_prefix
 from .scripted import ScriptedSystem, Words, sound, talk
+from .studies.recipes.running import Cells
 
 # --------------------------------------------------------------------------------------------------------------- forks
 
@@ -494,19 +494,22 @@ def test_repeats_of_a_curve_go_on_after_the_last_utterance(monkeypatch: pytest.M
 
 def test_who_watches_a_training_that_goes_on_is_shown_what_is_new_and_all_of_it(tmp_path: Path) -> None:
     """Once, in its order; what the log had before is of another process."""
-    log, seen = tmp_path / "train.log", list[int]()
+    log, seen = tmp_path / "a/train.log", list[int]()
 
     def told(number: int) -> str:
         return f"2026 | INFO | train_inner | {json.dumps({'num_updates': number})}"
 
-    def work() -> Any:
-        for first in (1, 4, 7):
-            lines = "\\n".join(told(number) for number in range(first, first + 3))
-            command = ["printf", f"{lines}\\n"]
-            yield trainings.Process(command, log, lambda entry: seen.append(entry["num_updates"]))
+    def tell(entry: dict[str, Any]) -> str:
+        seen.append(entry["num_updates"])
+        return ""
 
+    def step(first: int) -> Command:
+        lines = "\n".join(told(number) for number in range(first, first + 3))
+        return Command(("-c", f"print({lines!r})"), "train.log", "python", tell=tell)
+
+    log.parent.mkdir()
     log.write_text(f"{told(100)}\n{told(200)}\n")
-    run_all([work()])
+    Engine(Cells(tmp_path, Cell("a", tuple(map(step, (1, 4, 7)))))).run()
     assert seen == list(range(1, 10))
     assert log.read_text().count("num_updates") == 11, "and the log is whole"
 

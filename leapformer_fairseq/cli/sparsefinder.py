@@ -1,13 +1,17 @@
-"""`leapformer sparsefinder`: predict the sparse graph of an entmax teacher, and measure its cost and savings."""
+"""`leapformer sparsefinder`: predict the sparse graph of an entmax model. A teacher's graphs are extracted, fitted,
+evaluated and drawn.
+"""
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..studies.sparsefinder.fitting import LOSSES, PROJECTIONS, Settings
 from ..support.errors import LeapformerError
 from ..support.files import make_folder, write_json, write_text
+from ..support.options import Step, choice
 from ..support.progress import progress
 from . import calls
 
@@ -15,35 +19,12 @@ if TYPE_CHECKING:
     from ..studies.sparsefinder.quality import Scored
     from ..studies.sparsefinder.study import Blocks, Pareto
 
-HELP = "sparse attention that is predicted: extract a teacher's graphs, fit, evaluate, and draw all curves"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the steps as sub-commands."""
-    steps = parser.add_subparsers(metavar="STEP", required=True, dest="step")
-    for name, (add, help_text, _) in STEPS.items():
-        step = steps.add_parser(name, help=help_text, description=help_text)
-        add(step)
-
-
-@calls.owning
-def run(args: argparse.Namespace) -> int:
-    """Run a step. Raises LeapformerError for unsuitable input; finished work is kept."""
-    return STEPS[args.step][2](args) or 0
+STEP = "STEP"
+DEFAULT = Settings()
 
 
 # ------------------------------------------------------------------------------------------------------------- extract
-def _extract_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_teacher(parser)
-    _add(parser, "block", "BLOCK", "encoder-self, decoder-self or decoder-cross", required=True)
-    _add(parser, "out", "DIR", "for the graphs; the same command resumes there", required=True)
-    _add(parser, "subset", "NAME", "of the data", "train")
-    _add(parser, "sentences", "N", "how many", 1000)
-    _add(parser, "min-length", "N", "leave out sentences of fewer tokens, the mark of the end among them", 21)
-    _add(parser, "seed", "N", "of the choice of sentences", 1)
-
-
-def _extract(args: argparse.Namespace) -> None:
+def _extract(args: Namespace) -> None:
     from ..studies.sparsefinder.extraction import Request, extract
 
     request = Request(args.data, args.block, args.subset, args.sentences, args.min_length, args.seed)
@@ -53,39 +34,11 @@ def _extract(args: argparse.Namespace) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------- fit
-def _fit_arguments(parser: argparse.ArgumentParser) -> None:
-    from ..studies.sparsefinder.fitting import LOSSES, PROJECTIONS, Settings
-
-    defaults = Settings()
-    parser.add_argument("graphs", metavar="GRAPHS", help="a folder of `leapformer sparsefinder extract`")
-    _add(parser, "out", "DIR", "for seed1.pt, ...; finished ones are kept", required=True)
-    _add(parser, "seeds", "N", "", [1, 2, 3])
-    for name, help_text in (
-        ("dimensions", "dimensions r to which queries and keys are projected"),
-        ("margin", "margin of the loss"),
-        ("lr", "learning rate of Adam"),
-        ("l2", "weight decay"),
-        ("batch", "sentences of an update"),
-        ("epochs", "passes over the sentences"),
-        ("clip", "largest norm of the gradient"),
-        ("part", "share of the sentences to fit to; the rest is for evaluation"),
-        ("points", "queries and keys of a head that are clustered; 0: all"),
-    ):
-        _add(parser, name, "X", help_text, getattr(defaults, name))
-    text = "fit sparsefinder-block1 and -block2, too, for blocks of so many tokens"
-    parser.add_argument("--blocks", type=int, nargs="+", default=[], metavar="Z", help=text)
-    text = "of each edge and one other key (triple, the paper), or of sums per query (query, the released code)"
-    parser.add_argument("--loss", choices=LOSSES, default=defaults.loss, help=text)
-    text = "one for queries and keys (shared, the paper), or one each (separate, the released code)"
-    parser.add_argument("--projections", choices=PROJECTIONS, default=defaults.projections, help=text)
-    _add_jobs(parser, "seeds")
-
-
-def _fit(args: argparse.Namespace) -> int:
+def _fit(args: Namespace) -> int:
     from dataclasses import fields
 
     from ..studies.sparsefinder.extraction import Graphs
-    from ..studies.sparsefinder.fitting import Settings, parameter_count
+    from ..studies.sparsefinder.fitting import parameter_count
     from ..studies.sparsefinder.study import Fit
 
     graphs = Graphs(args.graphs)
@@ -102,12 +55,7 @@ def _fit(args: argparse.Namespace) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------------ evaluate
-def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_pattern(parser)
-    _add_quality(parser)
-
-
-def _evaluate(args: argparse.Namespace) -> None:
+def _evaluate(args: Namespace) -> None:
     from ..studies.sparsefinder.experiments import evaluate
     from ..studies.sparsefinder.extraction import Graphs
     from ..studies.sparsefinder.grids import Point, read_options
@@ -126,22 +74,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- pareto
-def _pareto_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_graphs(parser)
-    _add_global(parser)
-    _add(parser, "grid", "NAME", "section5 or c2 of the paper, union of both and of what was released, small", "union")
-    _add(parser, "mechanisms", "NAME", "(default: all patterns that serve the block)", nargs="+")
-    _add(parser, "windows", "W", "(default: those of the paper for the block)", nargs="+", type=int)
-    _add(parser, "quality-points", "N", "with --data: score this many points of each pattern, along its front", 12)
-    _add_set(
-        parser, "an option for all patterns that have it, as in sparsefinder_distance=squared or sparsefinder_nearest=2"
-    )
-    _add(parser, "note", "TEXT", "a line above the tables")
-    _add_quality(parser)
-    _add_jobs(parser, "points")
-
-
-def _pareto(args: argparse.Namespace) -> int:
+def _pareto(args: Namespace) -> int:
     from ..studies.sparsefinder.extraction import Graphs
     from ..studies.sparsefinder.grids import patterns, points, windows_of, with_options
     from ..studies.sparsefinder.study import Pareto
@@ -156,7 +89,7 @@ def _pareto(args: argparse.Namespace) -> int:
     return _run_scoring(study, args, "pareto")
 
 
-def _run_scoring(study: Pareto | Blocks, args: argparse.Namespace, title: str) -> int:
+def _run_scoring(study: Pareto | Blocks, args: Namespace, title: str) -> int:
     _, status = calls.run_study(study, args, title, "point")
     if study.text:
         print(study.text)
@@ -164,19 +97,7 @@ def _run_scoring(study: Pareto | Blocks, args: argparse.Namespace, title: str) -
 
 
 # -------------------------------------------------------------------------------------------------------------- blocks
-def _blocks_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_teacher(parser)
-    _add(parser, "fitted", "FILE", "a file of `leapformer sparsefinder fit --blocks 2 4 8 16`")
-    _add(parser, "out", "DIR", "for the results; the same command resumes there", required=True)
-    _add(parser, "grid", "NAME", "union, the paper's, or small", "union")
-    _add(parser, "mechanisms", "NAME", "", ["sparsefinder-block1", "sparsefinder-block2", "entmax-bigbird-blocks"])
-    _add(parser, "subset", "NAME", "of the data", "test")
-    _add(parser, "limit", "N", "score at most N samples", 500)
-    _add(parser, "batch", "N", "samples of a batch", 8)
-    calls.add_study_options(parser, "points")
-
-
-def _blocks(args: argparse.Namespace) -> int:
+def _blocks(args: Namespace) -> int:
     from ..studies.sparsefinder.grids import block_points
     from ..studies.sparsefinder.quality import Scored
     from ..studies.sparsefinder.study import Blocks
@@ -188,15 +109,7 @@ def _blocks(args: argparse.Namespace) -> int:
 
 
 # ---------------------------------------------------------------------------------------------------------------- draw
-def _draw_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_pattern(parser)
-    _add(parser, "sentence", "N", "index among the sentences held out from the fit, from 0", 0)
-    _add(parser, "layer", "N", "from 1 (default: all)", type=int)
-    _add(parser, "head", "N", "from 0 (default: all)", type=int)
-    _add(parser, "most", "N", "tokens, at most", 40)
-
-
-def _draw_graphs(args: argparse.Namespace) -> None:
+def _draw_graphs(args: Namespace) -> None:
     from ..studies.sparsefinder.experiments import draw_graphs
     from ..studies.sparsefinder.extraction import Graphs
     from ..studies.sparsefinder.grids import Point, read_options
@@ -222,18 +135,7 @@ def _draw_graphs(args: argparse.Namespace) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- tags
-def _tags_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_graphs(parser)
-    source = parser.add_mutually_exclusive_group()
-    text = "a word, a tab and its tag on each line, and an empty line after each sentence, for the lines of text.txt"
-    source.add_argument("--tags", metavar="FILE", help=f"{text}, which the command writes to --out")
-    source.add_argument("--spacy", metavar="PIPELINE", help="tag with this installed pipeline, as en_core_web_sm")
-    _add(parser, "centroids", "N", "of each head, as fitted", 8)
-    _add(parser, "most", "N", "tags; rarer ones are joined", 12)
-    _add(parser, "vocabulary", "DIR", "where subwords are numbers: the folder with encoder.json and vocab.bpe")
-
-
-def _tags(args: argparse.Namespace) -> None:
+def _tags(args: Namespace) -> None:
     from ..studies.sparsefinder import tags
     from ..studies.sparsefinder.extraction import Graphs
     from ..studies.sparsefinder.pictures import draw_tags
@@ -259,68 +161,24 @@ def _tags(args: argparse.Namespace) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- shared
-def _add(parser: argparse.ArgumentParser, name: str, metavar: str, text: str, default: Any = None, **more: Any) -> None:
-    """Add an option of the type of its default, if it has one; then the help ends with it. A list takes several."""
-    if default is not None:
-        first, shown = (default[0], " ".join(map(str, default))) if isinstance(default, list) else (default, default)
-        more |= {"type": type(first), "default": default, **({"nargs": "+"} if isinstance(default, list) else {})}
-        text = f"{text} (default: {shown})".strip()
-    parser.add_argument(f"--{name}", metavar=metavar, help=text, **more)
-
-
-def _add_set(parser: argparse.ArgumentParser, text: str) -> None:
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", dest="options", help=text)
-
-
-def _add_teacher(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", metavar="DATA", help="the folder of binary data")
-    _add(parser, "path", "CHECKPOINT", "the teacher: a model with entmax attention", required=True)
-
-
-def _add_pattern(parser: argparse.ArgumentParser) -> None:
-    _add_graphs(parser)
-    _add_global(parser)
-    _add(parser, "mechanism", "NAME", "a pattern, as sparsefinder-distance", required=True)
-    _add_set(parser, "its options, as in sparsefinder_threshold=1.5")
-    _add(parser, "window", "W", "an odd number, or 0 for none", 0)
-
-
-def _add_graphs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("graphs", metavar="GRAPHS", help="a folder of `leapformer sparsefinder extract`")
-    text = "the files of `leapformer sparsefinder fit`, one for each seed"
-    parser.add_argument("--fitted", nargs="+", default=[], metavar="FILE", help=text)
-    _add(parser, "out", "DIR", "for the results; the same command resumes there", required=True)
-    _add(parser, "sentences", "N", "measure at most N (default: all that were not fitted to)", type=int)
-
-
-def _add_global(parser: argparse.ArgumentParser) -> None:
-    text = "tokens with all edges, in every pattern (default: first)"
-    parser.add_argument("--global", choices=("none", "first", "both"), default="first", dest="ends", help=text)
-
-
-def _add_quality(parser: argparse.ArgumentParser) -> None:
-    _add(parser, "data", "DATA", "also score perplexity or BLEU on this folder of binary data")
-    _add(parser, "subset", "NAME", "of --data", "test")
-    _add(parser, "references", "FILE", "for BLEU: a detokenised line for each sentence")
-    _add(parser, "limit", "N", "score at most N sentences (default: all)", type=int)
-
-
-def _add_jobs(parser: argparse.ArgumentParser, cells: str) -> None:
-    _add(parser, "jobs", "N", f"{cells} at once, one thread each", 1)
-    calls.add_study_options(parser, cells)
-
-
-def _test(args: argparse.Namespace, graphs: Any) -> Scored | None:
+def _test(args: Namespace, graphs: Any) -> Scored | None:
     from ..studies.sparsefinder.quality import Scored
 
     if args.data is None:
         return None
-    about, long = graphs.about, graphs.about["min_length"]  # sentences as long as those of the graphs are scored apart
-    test = args.subset, args.references
-    return Scored(about["teacher"], args.data, about["block"], *test, limit=args.limit, long=long)
+    about = graphs.about
+    return Scored(
+        about["teacher"],
+        args.data,
+        about["block"],
+        args.subset,
+        args.references,
+        limit=args.limit,
+        long=about["min_length"],  # sentences as long as those of the graphs are also scored separately
+    )
 
 
-def _about(args: argparse.Namespace) -> dict[str, Any]:
+def _about(args: Namespace) -> dict[str, Any]:
     """What a file of results begins with."""
     from ..support.signature import environment, signature
 
@@ -328,12 +186,118 @@ def _about(args: argparse.Namespace) -> dict[str, Any]:
     return {"signature": signature(), "environment": environment(), "options": options}
 
 
+OUT = "--out DIR!  for the results; the same command resumes there"
+TEACHER = """
+data DATA               the folder of binary data
+--path CHECKPOINT!      the teacher: a model with entmax attention
+"""
+GRAPHS = "graphs GRAPHS  a folder of `leapformer sparsefinder extract`"
+FITTED = f"""
+{GRAPHS}
+--fitted FILE... =      the files of `leapformer sparsefinder fit`, one for each seed
+{OUT}
+--sentences N:int       measure at most N (default: all that were not fitted to)
+"""
+GLOBAL = "--global (none|first|both) -> ends = first  tokens with all edges, in every pattern"
+PATTERN = f"""
+{FITTED}
+{GLOBAL}
+--mechanism NAME!       a pattern, as sparsefinder-distance
+--set NAME=VALUE... -> options =  its options, as in sparsefinder_threshold=1.5
+--window W:int = 0      an odd number, or 0 for none
+"""
+QUALITY = """
+--data DATA             also score perplexity or BLEU on this folder of binary data
+--subset NAME = test    of --data
+--references FILE       for BLEU: a detokenised line for each sentence
+--limit N:int           score at most N sentences (default: all)
+"""
+SETTINGS = "\n".join(
+    f"--{name} X:{type(getattr(DEFAULT, name)).__name__} = {getattr(DEFAULT, name)}  {text}"
+    for name, text in {
+        "dimensions": "dimensions r to which queries and keys are projected",
+        "margin": "margin of the loss",
+        "lr": "learning rate of Adam",
+        "l2": "weight decay",
+        "batch": "sentences of an update",
+        "epochs": "passes over the sentences",
+        "clip": "largest norm of the gradient",
+        "part": "share of the sentences to fit to; the rest is for evaluation",
+        "points": "queries and keys of a head that are clustered; 0: all",
+    }.items()
+)
+EXTRACT = f"""
+{TEACHER}
+--block BLOCK!          encoder-self, decoder-self or decoder-cross
+--out DIR!              for the graphs; the same command resumes there
+--subset NAME = train   of the data
+--sentences N:int = 1000  how many
+--min-length N:int = 21  leave out sentences of fewer tokens, the mark of the end among them
+--seed N:int = 1        of the choice of sentences
+"""
+FIT = f"""
+{GRAPHS}
+--out DIR!              for seed1.pt, ...; finished ones are kept
+--seeds N...:int = 1 2 3
+{SETTINGS}
+--blocks Z...:int =     fit sparsefinder-block1 and -block2, too, for blocks of so many tokens
+--loss {choice(LOSSES)} = {DEFAULT.loss}  of each edge and one other key (triple, the paper), or of sums per query
+                        (query, the released code)
+--projections {choice(PROJECTIONS)} = {DEFAULT.projections}  one for queries and keys (shared, the paper), or one each
+                        (separate, the released code)
+--jobs N:int = 1        seeds at once, one thread each
+{calls.study_options("seeds")}
+"""
+PARETO = f"""
+{FITTED}
+{GLOBAL}
+--grid NAME = union     section5 or c2 of the paper, union of both and of what was released, small
+--mechanisms NAME...    (default: all patterns that serve the block)
+--windows W...:int      (default: those of the paper for the block)
+--quality-points N:int = 12  with --data: score this many points of each pattern, along its front
+--set NAME=VALUE... -> options =  an option for all patterns that have it, as in sparsefinder_distance=squared or
+                        sparsefinder_nearest=2
+--note TEXT             a line above the tables
+{QUALITY}
+--jobs N:int = 1        points at once, one thread each
+{calls.study_options("points")}
+"""
+BLOCKS = f"""
+{TEACHER}
+--fitted FILE           a file of `leapformer sparsefinder fit --blocks 2 4 8 16`
+{OUT}
+--grid NAME = union     union, the paper's, or small
+--mechanisms NAME... = sparsefinder-block1 sparsefinder-block2 entmax-bigbird-blocks
+--subset NAME = test    of the data
+--limit N:int = 500     score at most N samples
+--batch N:int = 8       samples of a batch
+{calls.study_options("points")}
+"""
+DRAW = f"""
+{PATTERN}
+--sentence N:int = 0    index among the sentences held out from the fit, from 0
+--layer N:int           from 1 (default: all)
+--head N:int            from 0 (default: all)
+--most N:int = 40       tokens, at most
+"""
+TAGS = f"""
+{FITTED}
+--tags FILE             a word, a tab and its tag on each line, and an empty line after each sentence, for the lines of
+                        text.txt, which the command writes to --out
+| --spacy PIPELINE      tag with this installed pipeline, as en_core_web_sm
+--centroids N:int = 8   of each head, as fitted
+--most N:int = 12       tags; rarer ones are joined
+--vocabulary DIR        where subwords are numbers: the folder with encoder.json and vocab.bpe
+"""
 STEPS = {
-    "extract": (_extract_arguments, "write a teacher's queries, keys and graphs to disk", _extract),
-    "fit": (_fit_arguments, "fit projections and centroids to them", _fit),
-    "evaluate": (_evaluate_arguments, "sparsity, recall and quality of one pattern", _evaluate),
-    "draw": (_draw_arguments, "a predicted graph and its attention, head by head, with the gold edges", _draw_graphs),
-    "tags": (_tags_arguments, "parts of speech in the buckets of sparsefinder-kmeans", _tags),
-    "blocks": (_blocks_arguments, "seconds and perplexity of a masked language model over chosen blocks", _blocks),
-    "pareto": (_pareto_arguments, "all patterns of a grid: tables and curves", _pareto),
+    name: Step(text, options, calls.owning(run))
+    for name, text, options, run in (
+        ("extract", "write a teacher's queries, keys and graphs to disk", EXTRACT, _extract),
+        ("fit", "fit projections and centroids to them", FIT, _fit),
+        ("evaluate", "sparsity, recall and quality of one pattern", PATTERN + QUALITY, _evaluate),
+        ("draw", "a predicted graph and its attention, head by head, with the gold edges", DRAW, _draw_graphs),
+        ("tags", "parts of speech in the buckets of sparsefinder-kmeans", TAGS, _tags),
+        ("blocks", "seconds and perplexity of a masked language model over chosen blocks", BLOCKS, _blocks),
+        ("pareto", "all patterns of a grid: tables and curves", PARETO, _pareto),
+    )
 }
