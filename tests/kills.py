@@ -34,7 +34,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 #: names of values that depend on the time, the load or the state of the code, not on what was asked for
 _OF_TIME = re.compile(r"second|wps|ups\b|speed|time|signature|duration|throughput|(^|_)wall|_s$")
 #: files of logs and pictures, and of tables with speeds, whose numbers are in a .json beside them
-_LEFT_OUT = re.compile(r"(\.log|\.png|\.md|commands\.sh|table\.csv)$")
+_LEFT_OUT = re.compile(r"(\.log|\.svg|\.md|commands\.sh|table\.csv)$")
 
 
 @dataclass(frozen=True)

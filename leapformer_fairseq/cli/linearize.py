@@ -82,6 +82,6 @@ def _linearize(args: argparse.Namespace) -> None:
     if args.dry_run:
         return
     lines = write_report(args.out)
-    shell.say(f"done: {folder}/checkpoint.pt" + (f"; {args.out}/table.md, table.json, linearize.png" if lines else ""))
+    shell.say(f"done: {folder}/checkpoint.pt" + (f"; {args.out}/table.md, table.json, linearize.svg" if lines else ""))
     if lines:
         calls.say("\n".join(lines))

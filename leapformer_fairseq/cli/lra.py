@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +133,7 @@ def _add_table(parser: argparse.ArgumentParser) -> None:
 
 
 def _table(args: argparse.Namespace) -> None:
+    from ..scoring.table import Column, Table
     from ..studies.lra import tables
 
     results, protocol, cells = _collected(args)
@@ -143,7 +143,8 @@ def _table(args: argparse.Namespace) -> None:
         folder = make_folder(args.out)
         write_text(folder / "table.md", f"# {protocol.title}\n\n{text}", "--out")
         write_json(folder / "results.json", {"protocol": protocol.name, "rows": tables.as_rows(cells), "runs": results})
-        _write_csv(folder / "results.csv", results)
+        columns = [Column(name) for name in results[0] if name not in ("quirks", "signature", "cores")]
+        write_text(folder / "results.csv", Table(results, columns).csv(), "--out")
 
 
 def _collected(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Protocol, Any]:
@@ -152,18 +153,6 @@ def _collected(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Protocol
 
     results, protocol = collect([Path(folder) for folder in args.results])
     return results, protocol, tables.cells(results)
-
-
-def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    import csv
-    import io
-
-    names = [name for name in rows[0] if name not in ("quirks", "signature", "cores")]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, text.getvalue(), "--out")
 
 
 def _add_quirks(parser: argparse.ArgumentParser) -> None:
@@ -198,7 +187,7 @@ def _add_rcp(parser: argparse.ArgumentParser) -> None:
         help="paper (1.482567), table (of the rows at hand: a row more changes all scores), or a number "
         "(default: paper)",
     )  # fmt: skip
-    parser.add_argument("--out", metavar="DIR", help="also write rcp.md, rcp.json and rcp.png here")
+    parser.add_argument("--out", metavar="DIR", help="also write rcp.md, rcp.json and rcp.svg here")
 
 
 def _rcp(args: argparse.Namespace) -> None:
@@ -218,7 +207,7 @@ def _rcp(args: argparse.Namespace) -> None:
         folder = make_folder(args.out)
         write_text(folder / "rcp.md", table.text(), "--out")
         write_json(folder / "rcp.json", table.content(), "--out")
-        table.draw(folder / "rcp.png")
+        table.draw(folder / "rcp.svg")
 
 
 def _add_params(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...scoring.names import attention_title
+from ...scoring.names import WHOLE, plan_title
 from ...support.errors import LeapformerError
 from .options import Parser
 
@@ -111,7 +111,7 @@ class Attention:
     @property
     def title(self) -> str:
         """The name in reports."""
-        return attention_title(self.text)
+        return plan_title(self.text, WHOLE, chunk_length=False)
 
     @property
     def needs_length(self) -> bool:

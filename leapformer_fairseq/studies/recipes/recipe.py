@@ -172,7 +172,7 @@ class Recipe(ABC):
         for note in notes:
             options += ["--note", note]
         yield from self.shell.leapformer("table", self.out, *options)
-        self.shell.say(f"done: {self.out}/table.md, table.json, table.png; details in the folders of the runs")
+        self.shell.say(f"done: {self.out}/table.md, table.json, table.svg; details in the folders of the runs")
 
 
 @dataclass(frozen=True)

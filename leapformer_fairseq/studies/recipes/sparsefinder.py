@@ -132,7 +132,7 @@ class Sparsefinder(Recipe):
                 "--data", data / "binary", *references, *self.options("pareto"),
             )
         )  # fmt: skip
-        self.shell.say(f"done: {curves}/curves.md, curves.csv, curves.json, recall.png, quality.png")
+        self.shell.say(f"done: {curves}/curves.md, curves.csv, curves.json, recall.svg, quality.svg")
 
     # ----------------------------------------------------------------------------------------------------------- text
     def split_valid(self, out: Path) -> Work:

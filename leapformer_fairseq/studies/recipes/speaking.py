@@ -164,7 +164,7 @@ class TextToSpeech(Recipe):
         self.shell.say(f"scoring all systems in {speech}")
         options = ["--out", speech, "--baselines", "--pictures", self.settings.pictures]
         self.shell.run(self.shell.leapformer("score-speech", *(systems or [speech / "SYSTEM"]), *options))
-        self.shell.say(f"done: {speech}/table.md, table.json, spectrogram_*.png; recordings in {speech}/SYSTEM/wav")
+        self.shell.say(f"done: {speech}/table.md, table.json, spectrogram_*.svg; recordings in {speech}/SYSTEM/wav")
 
 
 class SynthesisedSpeech(TextToSpeech):

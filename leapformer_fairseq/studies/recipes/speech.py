@@ -149,7 +149,7 @@ class SpeechTranslation(Recipe):
             self.translate(checkpoint, name)
         self.shell.say("report")
         self.shell.run(self.shell.leapformer("report", self.out))
-        self.shell.say(f"done: {self.out}/report.md, scores.json, curve.png; details in {run}/SET/")
+        self.shell.say(f"done: {self.out}/report.md, scores.json, curve.svg; details in {run}/SET/")
 
     def options(self, name: str) -> list[str]:
         more = ["--max-after-read", "10"] if name == "eval" and self.settings.longest else []
