@@ -2,7 +2,7 @@
 # Checks and times everything on one GPU, in nine minutes at most: bash scripts/gpu.sh [--device cpu] [--fast] [--out DIR]
 #
 # Needs a Python with torch, nothing else, and downloads nothing. PYTHON names one; else it is that of .venv, or python3.
-# Results: docs/results/gpu/gpu.md and gpu.json. The status is 1 if a check failed.
+# Results: docs/results/raw/gpu/gpu.md and gpu.json. The status is 1 if a check failed.
 set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 

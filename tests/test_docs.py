@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from leapformer_fairseq.attention import CAUSAL, MECHANISMS, TokenInfo, build
 from leapformer_fairseq.cli import fairseq_commands
@@ -17,6 +18,7 @@ from leapformer_fairseq.cli.main import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+RESULTS = ROOT / "docs/results"
 
 
 def test_the_examples_of_adding_a_mechanism_are_the_tested_ones():
@@ -92,7 +94,8 @@ def test_the_sizes_of_states_in_the_table_are_those_of_the_code(names, cells):
 
 
 def test_the_site_has_every_page_and_no_broken_link(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    # not --quiet, which hides warnings from --strict
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert built.returncode == 0, built.stdout + built.stderr
     assert (tmp_path / "site/api/index.html").is_file()
@@ -107,3 +110,29 @@ def test_pages_name_commands_and_files_that_exist(page):
         assert (ROOT / script).is_file(), script
     for target in re.findall(r"\]\(((?!http)[^)#]+)", text):
         assert (page.parent / target).exists(), target
+
+
+def test_results_are_pages_with_an_entry_in_the_index_and_raw_files():
+    index = (RESULTS / "README.md").read_text(encoding="utf-8")
+    pages = {path.name for path in RESULTS.iterdir()} - {"README.md", "raw"}
+    assert pages == set(re.findall(r"^\| \[[^]]+\]\(([\w.]+)\) \|", index, re.MULTILINE))
+
+
+def test_every_picture_of_the_results_is_listed_and_shown():
+    listed = yaml.safe_load((RESULTS / "raw/pictures.yaml").read_text(encoding="utf-8"))
+    drawn = {path.relative_to(RESULTS / "raw").as_posix() for path in RESULTS.glob("raw/**/*.png")}
+    drawn |= {path.relative_to(RESULTS / "raw").as_posix() for path in RESULTS.glob("raw/**/*.svg")}
+    assert sorted(entry["picture"] for entry in listed) == sorted(drawn)
+    for entry in listed:
+        assert f"(raw/{entry['picture']})" in (RESULTS / entry["page"]).read_text(encoding="utf-8"), entry
+        assert entry["from"] is None or (RESULTS / "raw" / entry["from"]).is_file(), entry
+
+
+def test_the_page_of_aims_counts_its_rows():
+    page = (RESULTS / "aims.md").read_text(encoding="utf-8")
+    verdicts = [line.split("|")[4].strip() for line in page.splitlines() if line.startswith("| ")][2:]
+    unknown = sum("not measur" in verdict for verdict in verdicts)
+    met = sum(verdict == "held" or (verdict.startswith("met") and "**" not in verdict) for verdict in verdicts)
+    missed = len(verdicts) - met - unknown
+    counts = f"Of {len(verdicts)} aims, {met} are met, {missed} missed at least in part, and {unknown} not measured."
+    assert counts in page

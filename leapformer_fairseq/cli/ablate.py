@@ -69,8 +69,8 @@ def _ablate(args: argparse.Namespace) -> int:
     from ..studies.ablation import report
     from ..studies.ablation.running import NOUN, Ablation
     from ..studies.ablation.study import Settings, plan_study
-    from ..studies.ablation.training import read_training
     from ..studies.engine import State, planned
+    from ..studies.training_command import read_training
 
     settings = Settings(
         baseline=args.baseline,

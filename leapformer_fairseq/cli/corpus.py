@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..data.corpus import build, tts
+from ..data.corpus import build, text, tts
 from ..data.corpus.folder import SPEECH_TRANSLATION, Corpus
 from ..data.corpus.plan import SEED, SPLITS
 from ..data.lra import listops, pathfinder
@@ -16,9 +16,10 @@ from ..support.errors import LeapformerError
 from ..support.files import owned
 from ..support.progress import progress
 
-HELP = "make a small corpus: English-German speech translation, text to speech, ListOps, Pathfinder"
+HELP = "make a small corpus: English-German speech or text translation, text to speech, ListOps, Pathfinder"
 SIZES: dict[str, Mapping[str, int]] = {
     SPEECH_TRANSLATION: build.SIZES,
+    text.NAME: text.SIZES,
     tts.NAME: tts.SIZES,
     listops.NAME: listops.SIZES,
     pathfinder.NAME: {},
@@ -28,7 +29,7 @@ ONLY_FOR = {
     "vocab_size": (SPEECH_TRANSLATION,),
     "snr_db": (SPEECH_TRANSLATION,),
     "overwrite": (SPEECH_TRANSLATION, tts.NAME),
-    **dict.fromkeys(SPLITS, (SPEECH_TRANSLATION, tts.NAME, listops.NAME)),
+    **dict.fromkeys(SPLITS, (SPEECH_TRANSLATION, text.NAME, tts.NAME, listops.NAME)),
     **dict.fromkeys(TREES, (listops.NAME,)),
     **dict.fromkeys((*PICTURES, "images"), (pathfinder.NAME,)),
     "workers": (SPEECH_TRANSLATION, pathfinder.NAME),
@@ -40,8 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the corpus; an equal one there is reused")
     parser.add_argument(
         "--task", choices=SIZES, default=SPEECH_TRANSLATION,
-        help="st: speech translation, several voices in noise; tts: text to speech, one voice, phonemes with their "
-        "times; listops and pathfinder: these tasks of Long Range Arena, in the layout of its release (%(default)s)",
+        help="st: speech translation, several voices in noise; text: its sentences as parallel text, for `leapformer "
+        "prepare text`; tts: text to speech, one voice, phonemes with their times; listops and pathfinder: these tasks "
+        "of Long Range Arena, in the layout of its release (%(default)s)",
     )  # fmt: skip
     for split in SPLITS:
         defaults = ", ".join(f"{task}: {sizes[split]}" for task, sizes in SIZES.items() if sizes)
@@ -56,14 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--overwrite", action="store_true", default=None, help="replace another corpus in --out (st, tts)"
     )
     trees, pictures = listops.Trees(), PUBLISHED
-    for name, text in (
+    for name, about in (
         ("min_length", "a tree has more tokens than this"),
         ("max_length", "a tree has fewer tokens than this"),
         ("max_depth", "levels of a tree, the last one only digits"),
         ("max_arguments", "greatest number of arguments of an operation"),
     ):
         flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, type=int, metavar="N", help=f"{text} (listops: {getattr(trees, name)})")
+        parser.add_argument(flag, type=int, metavar="N", help=f"{about} (listops: {getattr(trees, name)})")
     parser.add_argument("--images", type=int, metavar="N", help=f"pictures (pathfinder: {pathfinder.IMAGES})")
     parser.add_argument(
         "--contour", type=int, metavar="N",
@@ -94,6 +96,10 @@ def run(args: argparse.Namespace) -> int:
     if args.task == listops.NAME:
         with owned(args.out, waits=True), progress("corpus", "tree") as watch:
             _print_summary(listops.build(args.out, counts, args.seed, listops.Trees(**options), watch), args.out)
+        return 0
+    if args.task == text.NAME:
+        with owned(args.out, waits=True):
+            _print_summary(text.build(args.out, counts, args.seed), args.out)
         return 0
     makers: dict[str, Callable[..., Corpus]] = {SPEECH_TRANSLATION: build.build, tts.NAME: tts.build}
     print_table(makers[args.task](args.out, counts, args.seed, **options))

@@ -43,6 +43,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "export": Command("export", "a trained model as ONNX graphs, to run without PyTorch and fairseq"),
     },
     "Experiments": {
+        "study": Command("study", "attentions, seeds and options of any training, out of a file of ten lines"),
         "ablate": Command("ablate", "which attention blocks can be linear, one at a time"),
         "linearize": Command("linearize", "turn a trained softmax model into a linear one"),
         "probe": Command("probe", "what a mechanism can remember: recall, copy, reverse, calculate"),

@@ -47,7 +47,7 @@ STATISTICS_FROM = 50_000  # at most about this many utterances, evenly spread ov
 # The "LibriSpeech basic" policy of SpecAugment (Park et al., 2019, arXiv:1904.08779).
 SPECAUGMENT = {"freq_mask_N": 1, "freq_mask_F": 27, "time_mask_N": 1, "time_mask_T": 100, "time_mask_p": 1.0}
 FEW_HOURS = 20  # below this many hours of training speech, the recipes' models are tiny
-# A tiny model learns more slowly with the policy above (docs/results/speech).
+# A tiny model learns more slowly with the policy above (docs/results/speech.md).
 LESS_SPECAUGMENT = SPECAUGMENT | {"freq_mask_F": 10, "time_mask_T": 20}
 
 

@@ -20,7 +20,7 @@ TRAINING = "--arch leapformer_nmt_tiny --optimizer adam --lr 1e-3 --max-update 1
 WRITE = {
     "score {log} --references {data}/target --json OUT/a.json": 60,
     "compare {log} {other} --references {data}/target --samples 100 --json OUT/a.json": 60,
-    "plot {results}/train.json --out OUT/a.png": 2000,
+    "plot {results}/raw/training/train.json --out OUT/a.png": 2000,
     "maps --path {st} --input {data}/a.wav --out OUT/o": 2000,
     "stream {data}/a.wav --checkpoint {model} --log OUT/a.log": 10,
     "simulate --checkpoint {model} {lists} --out OUT/o": 60,

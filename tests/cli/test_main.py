@@ -159,7 +159,7 @@ class TestSlowLibrariesAreImportedWhereTheyAreUsed:
             "table table",
             "report report",
             "recipe",
-            f"plot {PLUGIN_DIR.parent / 'docs/results/train.json'} --out times.png",
+            f"plot {PLUGIN_DIR.parent / 'docs/results/raw/training/train.json'} --out times.png",
         )
 
     def test_mechanisms_need_torch_alone(self, tmp_path):

@@ -1,6 +1,6 @@
 """Talks in real time, by the page's own script in node, through networks that are lost for 0.1 to 30 seconds.
 
-`TALKS=20 DISCONNECTS=10 TALKS_REPORT=FILE` is what docs/results/talks/disconnects.md shows; `SEED` chooses others.
+`TALKS=20 DISCONNECTS=10 TALKS_REPORT=FILE` is what docs/results/talks.md shows; `SEED` chooses others.
 """
 
 from __future__ import annotations

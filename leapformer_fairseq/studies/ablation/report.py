@@ -11,9 +11,9 @@ from ...scoring.pictures.scores import ablation_figure
 from ...scoring.table import Column, Table, page
 from ...support.files import write_json, write_text
 from ...support.signature import signature
+from ..training_command import plan_flags
 from .search import Result, plan_text, relative_difference, replaced, speed_ratio
 from .study import BASELINE, COMBINATION, FAILED, REFUSED, TO_DO, TRAINED, Run, Study
-from .training import plan_flags
 
 SPEED_NOTE = (
     "wps is the median of the words per second in a training's log. Speed was measured while training: it means "

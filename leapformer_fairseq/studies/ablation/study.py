@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ...attention import find
 from ...support.errors import LeapformerError
+from ..training_command import Training, plan_everywhere
 from .search import Candidate, Plan, Result, candidates, plan_text, replaced, slots
-from .training import Training, plan_everywhere
 
 TO_DO, TRAINED, FAILED, REFUSED = "to do", "trained", "failed", "refused"
 BASELINE, REPLACEMENT, COMBINATION = "baseline", "replacement", "combination"

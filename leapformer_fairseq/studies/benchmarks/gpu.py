@@ -49,7 +49,7 @@ BUDGET = 520.0  # seconds
 LIMIT = 90.0  # seconds, at most, for a case and for the start of a process
 GRACE = 5.0  # seconds by which the last case may exceed the budget
 LOST = 3  # exit status of a process that has lost its GPU
-OUT = PLUGIN_DIR.parent / "docs" / "results" / "gpu"
+OUT = PLUGIN_DIR.parent / "docs" / "results" / "raw" / "gpu"
 
 Message = dict[str, Any]
 

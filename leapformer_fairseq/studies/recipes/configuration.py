@@ -37,7 +37,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file whose values are text, lists and mappings. Raises LeapformerError if it is damaged."""
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)  # noqa: S506  # creates text only
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise LeapformerError(f"{path} is not valid YAML: {' '.join(str(error).split())}; correct it") from error
     return content or {}
 

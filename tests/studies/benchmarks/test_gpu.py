@@ -20,7 +20,7 @@ from tests import covering
 from tests.studies.benchmarks import gpu_workers
 
 ROOT = Path(__file__).parents[3]
-MEASURED = ROOT / "docs" / "results" / "gpu"
+MEASURED = ROOT / "docs" / "results" / "raw" / "gpu"
 CPU = torch.device("cpu")
 # of each kind one, and those that are timed
 FEW = ("abc-mlp", "bigbird", "cosformer", "gated-delta", "kda", "leap", "luna", "performer", "relu", "rope", "softmax")
