@@ -11,8 +11,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, isfinite, lcm, pi, sqrt
+from itertools import accumulate, pairwise
+from math import ceil, lcm, pi, sqrt
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ..support.errors import LeapformerError
@@ -33,6 +35,7 @@ COLOURS = (
 # fmt: on
 MARKERS = "osD^vP*X<>"
 _PLAIN: dict[str, Any] = {"parse_math": False}  # a $ in a name does not start a formula
+_LINE = {"markersize": 4.5, "linewidth": 1.6}
 _NOT_DRAWN = f"No picture: there are fewer than {LEAST} points."
 
 Point = tuple[float, float]
@@ -230,14 +233,7 @@ class Panel:
         xs, ys = (list(values) for values in zip(*points, strict=True)) if (points := list(points)) else ([], [])
         colour, marker = colour or self.figure.colour(name), self.figure.marker(name) if marker is None else marker
         dash = ("--" if hollow else "-") if len(xs) >= LEAST else "none"
-        look = {
-            "color": colour,
-            "marker": marker,
-            "markersize": 4.5,
-            "linewidth": 1.6,
-            "linestyle": dash,
-            "label": name,
-        }
+        look = {"color": colour, "marker": marker, "linestyle": dash, "label": name, **_LINE}
         look |= {"markerfacecolor": "white"} if hollow else {}
         errors: dict[str, Any] = {}
         if reach:
@@ -325,7 +321,7 @@ class Panel:
             side.set_minor_locator(NullLocator())
         else:
             side.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            side.set_major_formatter(lambda value, _: _short(value))
+            side.set_major_formatter("{x:,g}")
         side.set_minor_formatter(NullFormatter())
 
     # -------------------------------------------------------------------------------------------------------- labels
@@ -386,27 +382,12 @@ class Panel:
 
     def _marks(self) -> list[Point]:
         """Places on the lines and at the points of the panel, in pixels."""
-        marks: list[Point] = []
+        places: list[Any] = [points.get_offsets() for points in self.axes.collections]
         for line in self.axes.get_lines():
-            if line.get_transform() != self.axes.transData:
-                continue  # across the panel
-            places = [tuple(p) for p in self.axes.transData.transform(line.get_xydata()) if all(map(isfinite, p))]
-            marks += places
-            for (x, y), (u, v) in zip(places, places[1:], strict=False):
-                steps = int(max(abs(u - x), abs(v - y)) // 4) if line.get_linestyle() not in ("None", "none") else 0
-                marks += [(x + (u - x) * i / steps, y + (v - y) * i / steps) for i in range(1, steps)]
-        for points in self.axes.collections:
-            if len(points.get_offsets()) and hasattr(points, "get_sizes") and len(points.get_sizes()):
-                marks += [tuple(p) for p in self.axes.transData.transform(points.get_offsets())]
-        return marks
-
-
-def _short(value: float) -> str:
-    """A number with k, M or G for its thousands."""
-    for limit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if value >= limit:
-            return f"{value / min(limit, 1e3 if letter == 'k' else limit):g} {letter}"
-    return f"{value:,g}"
+            if line.get_transform() == self.axes.transData:  # not across the panel
+                path = line.get_path()
+                places.append((path if line.get_linestyle() == "None" else path.interpolated(24)).vertices)
+        return [tuple(place) for some in places if len(some) for place in self.axes.transData.transform(some)]
 
 
 def spread_out(wanted: Sequence[tuple[float, float]], least: float, most: float) -> list[float]:
@@ -416,21 +397,16 @@ def spread_out(wanted: Sequence[tuple[float, float]], least: float, most: float)
     fits.
     """
     order = sorted(range(len(wanted)), key=lambda i: wanted[i][0])
-    groups: list[tuple[float, list[int]]] = []  # lower edge, stacked labels from bottom to top
-    for i in order:
-        centre, height = wanted[i]
-        edge, members = max(least, min(most - height, centre - height / 2)), [i]
-        # Merging may move the stack down onto the one below it, so repeat.
-        while groups and groups[-1][0] + sum(wanted[j][1] for j in groups[-1][1]) > edge:
-            members = [*groups.pop()[1], *members]
-            offsets, total = [], 0.0
-            for j in members:
-                offsets.append(wanted[j][0] - total - wanted[j][1] / 2)
-                total += wanted[j][1]
-            edge = max(least, min(most - total, sum(offsets) / len(offsets)))
-        groups.append((edge, members))
-    centres = [0.0] * len(wanted)
-    for edge, members in groups:
-        for j in members:
-            centres[j], edge = edge + wanted[j][1] / 2, edge + wanted[j][1]
-    return centres
+    heights = [wanted[i][1] for i in order]
+    # The distance of each label above the lowest one, if all touch.
+    above = list(accumulate((sum(pair) / 2 for pair in pairwise(heights)), initial=0.0)) if wanted else []
+    stacks: list[list[float]] = []  # where each member of a stack wants the lowest label of all
+    for i, distance in zip(order, above, strict=True):
+        stacks.append([wanted[i][0] - distance])
+        while len(stacks) > 1 and fmean(stacks[-2]) > fmean(stacks[-1]):
+            top = stacks.pop()
+            stacks[-1] += top
+    bases = [fmean(stack) for stack in stacks for _ in stack]
+    low, high = (least + heights[0] / 2, most - heights[-1] / 2 - above[-1]) if wanted else (0.0, 0.0)
+    centres = [max(low, min(high, base)) + distance for base, distance in zip(bases, above, strict=True)]
+    return [centre for _, centre in sorted(zip(order, centres, strict=True))]

@@ -5,47 +5,25 @@ from __future__ import annotations
 import re
 
 MECHANISMS = {
-    "softmax": "softmax",
-    "sdpa": "SDPA",
-    "leap": "LeaPformer",
-    "gated-leap": "gated LeaPformer",
-    "cosformer": "cosFormer",
-    "relu": "ReLU attention",
-    "gated-relu": "gated ReLU attention",
-    "elu": "ELU attention",
-    "rope": "ReLU with RoPE",
-    "performer": "Performer",
-    "hedgehog": "Hedgehog",
-    "taylor": "Taylor attention",
-    "rfa": "RFA",
-    "rfa-gate": "gated RFA",
-    "t2r": "T2R",
-    "luna": "Luna",
+    "softmax": "softmax", "sdpa": "SDPA", "linear": "linear attention", "local": "local attention",
+    "leap": "LeaPformer", "gated-leap": "gated LeaPformer", "cosformer": "cosFormer", "relu": "ReLU attention",
+    "gated-relu": "gated ReLU attention", "elu": "ELU attention", "rope": "ReLU with RoPE", "rfa": "RFA",
+    "rfa-gate": "gated RFA", "t2r": "T2R", "taylor": "Taylor attention", "abc-mlp": "ABC (MLP)",
+    "abc-linformer": "ABC (Linformer)", "bigbird": "BigBird", "s4d": "S4D", "sparse-transformer": "Sparse Transformer",
+    "retention": "retention", "gla": "GLA", "simple-gla": "simple GLA", "hgrn2": "HGRN2", "delta": "DeltaNet",
+    "gated-delta": "gated DeltaNet", "kda": "KDA", "entmax": "entmax", "entmax-bigbird-blocks": "BigBird's blocks",
+    "sparsefinder-block1": "Sparsefinder, blocks 1", "sparsefinder-block2": "Sparsefinder, blocks 2",
     **{f"abc-{kind}": f"ABC ({kind})" for kind in ("cluster", "pool", "random", "global", "window", "dilated")},
-    "abc-mlp": "ABC (MLP)",
-    "abc-linformer": "ABC (Linformer)",
-    "retention": "retention",
-    "gla": "GLA",
-    "simple-gla": "simple GLA",
-    "hgrn2": "HGRN2",
-    "delta": "DeltaNet",
-    "gated-delta": "gated DeltaNet",
-    "kda": "KDA",
-    "local": "local attention",
-    "longformer": "Longformer",
-    "bigbird": "BigBird",
-    "reformer": "Reformer",
-    **{name: name.capitalize() for name in ("linformer", "skyformer", "sinkhorn", "synthesizer")},
-    "sparse-transformer": "Sparse Transformer",
-    "s4d": "S4D",
-    "linear": "linear attention",
-    "entmax": "entmax",
     **{f"entmax-{kind}": f"entmax, {kind}" for kind in ("window", "routing", "longformer", "bigbird", "reformer")},
-    "entmax-bigbird-blocks": "BigBird's blocks",
     **{f"sparsefinder-{kind}": f"Sparsefinder, {kind}" for kind in ("distance", "kmeans", "quantize")},
-    "sparsefinder-block1": "Sparsefinder, blocks 1",
-    "sparsefinder-block2": "Sparsefinder, blocks 2",
-}
+    **{
+        name: name.capitalize()
+        for name in (
+            "hedgehog", "linformer", "longformer", "luna", "performer", "reformer", "sinkhorn", "skyformer",
+            "synthesizer",
+        )
+    },
+}  # fmt: skip
 _BLOCKS = ("encoder-self", "decoder-self", "decoder-cross")
 WHOLE = "encoder sees the whole source"
 _CHUNKS, _CAUSAL = "encoder in chunks", "causal encoder"

@@ -92,12 +92,12 @@ def _decode(results: dict[str, Any]) -> Figure:
 
     Lines go through the shortest source of each target length; points for longer sources are hollow.
     """
-    rows = results["decoders"]
+    rows = [{**row, "state_mib": row["state_bytes"] / 2**20} for row in results["decoders"]]
     counts, devices = _values(rows, "rows"), _values(rows, "device")
     figure = Figure("Decoding: a token of a whole decoder", grid(len(devices) * (len(counts) + 1)))
     for device in devices:
         panels = [(count, "ms", f"{count} row{'s' * (count > 1)}", "ms per token") for count in counts]
-        panels.append((counts[0], "state_bytes", f"state, {panels[0][2]}", "bytes"))
+        panels.append((counts[0], "state_mib", f"state, {panels[0][2]}", "MiB"))
         for count, value, title, unit in panels:
             here = _only(rows, device=device, rows=count)
             shortest = {n: min(row["source"] for row in here if row["target"] == n) for n in _values(here, "target")}
@@ -112,30 +112,28 @@ def _decode(results: dict[str, Any]) -> Figure:
 
 def _train(results: dict[str, Any]) -> Figure:
     """Tokens per second and peak memory of a training step: groups of bars by tokens per sample."""
-    sections = (("times", "tokens_per_second", "tokens per second"), ("memory", "peak_mib", "peak memory, MiB"))
-    # memory cannot be measured on every system
-    panels = [(results[section], value, title) for section, value, title in sections if results[section]]
-    devices = _values(results["times"], "device")
-    figure = Figure("Training step of a language model", grid(len(devices) * len(panels)))
-    for device in devices:
-        for rows, value, title in panels:
-            panel = figure.panel(f"{title}, {_place(device)}", "tokens per sample", title)
-            _grouped(panel, _only(rows, device=device), "length", value)
-    return figure
+    parts = [(results["times"], "tokens_per_second", "tokens per second")]
+    parts.append((results["memory"], "peak_mib", "peak memory, MiB"))
+    return _sections("Training step of a language model", "tokens per sample", parts, _grouped)
 
 
 def _bounded(results: dict[str, Any]) -> Figure:
     """Milliseconds and peak memory by length: a line per system, including cumulative sums."""
     timed = _values(results["times"], "mechanism")
     times = [*results["times"], *(row for row in results["cumulative"] if row["mechanism"] not in timed)]
-    panels = [(times, "ms", "milliseconds"), (results["memory"], "peak_mib", "peak MiB above the inputs")]
-    panels, devices = [panel for panel in panels if panel[0]], _values(times, "device")
+    parts = [(times, "ms", "milliseconds"), (results["memory"], "peak_mib", "peak MiB above the inputs")]
     title = "Causal training with a bounded memory: forward and backward pass"
-    figure = Figure(title, grid(len(devices) * len(panels), height=3.2))
+    return _sections(title, "tokens", parts, _by_length)
+
+
+def _sections(title: str, x: str, parts: list[tuple[list[Row], str, str]], draw: Callable[..., None]) -> Figure:
+    """A panel per device and section of the results: its rows, the value and its unit."""
+    parts = [part for part in parts if part[0]]  # memory cannot be measured on every system
+    devices = _values(parts[0][0], "device")
+    figure = Figure(title, grid(len(devices) * len(parts), height=3.0))
     for device in devices:
-        for rows, value, name in panels:
-            panel = figure.panel(f"{name}, {_place(device)}", "tokens", name)
-            _by_length(panel, _only(rows, device=device), "length", value)
+        for rows, value, unit in parts:
+            draw(figure.panel(_place(device), x, unit), _only(rows, device=device), "length", value)
     return figure
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...runtime.formats.runlog import PARTS
 from ...runtime.formats.talks import QUEUED
-from ...scoring.comparison import COLUMNS
+from ...scoring.comparison import COLUMNS, FORMS
 from ...scoring.latency import HIGH_MS, LOW_MS
 from ...scoring.pictures.latency import BELOW, curve_figure, is_below
 from ...scoring.table import Column, Record, Table, bullets, page, signed, spread
@@ -21,13 +21,8 @@ from .curve import SCORES, Curve, Run, check_timed
 DATA, TABLE, PICTURE, COMMANDS = "curve.json", "table.md", "curve.svg", "commands.sh"
 LATENCIES = ("AL", "LAAL", "AP", "DAL", "ATD")
 _DIGITS = {
-    "BLEU": ".1f",
-    "chrF": ".1f",
-    "AP": ".2f",
-    "compute": ".3f",
-    "without_prenet": ".3f",
-    "StreamLAAL": ".2f",
-    "StreamLAAL_CA": ".2f",
+    **FORMS,
+    **dict.fromkeys(("StreamLAAL", "StreamLAAL_CA"), ".2f"),
     "erasure": ".3f",
     "memory_growth_mib": ".1f",
     "compute_growth": "+.1%",

@@ -37,7 +37,7 @@ def decode():
             "source": s,
             "mechanism": name,
             "ms": n * t / 100 + 1,
-            "state_bytes": s,
+            "state_bytes": s * 2**20,
         }
         for n in (1, 5, 40)
         for t, s in sizes
