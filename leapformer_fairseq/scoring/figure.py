@@ -358,36 +358,36 @@ class Panel:
         axis.set_major_formatter(FixedFormatter(texts))
 
     def _place_tags(self) -> None:
-        taken, marks = [label.text.get_window_extent() for label in self.labels], self._marks()
-        inside, pixels = self.axes.get_window_extent(), self.figure.drawing.dpi / 72
+        """Move each tag from its point until it covers no text, few lines, and lies within the panel."""
+        import numpy as np
+
+        taken = [label.text.get_window_extent().get_points() for label in self.labels]
+        inside, pixels, marks = self.axes.get_window_extent(), self.figure.drawing.dpi / 72, self._marks()
         for text, radius in self.tags:
             text.set_position((0, 0))
             box = text.get_window_extent()
             up, aside = box.height / pixels / 2 + radius + 1, box.width / pixels / 2 + radius + 2
-            shifts = [(x, y * (up + 3 * step)) for step in range(40) for y in (1, -1) for x in (0, aside, -aside)]
-            shifts += [(x, 0) for x in (aside, -aside)]
+            away = [(x, y * (up + 3 * step)) for step in range(40) for y in (1, -1) for x in (0, aside, -aside)]
+            shifts = np.array([*away, (aside, 0), (-aside, 0)])
+            low, high = (corner + shifts * pixels for corner in box.get_points())
+            over = [((low < top) & (high > bottom)).all(-1) for bottom, top in taken]
+            out = ((low < inside.p0 - (0, 4 * pixels)) | (high > inside.p1 + (0, 4 * pixels))).any(-1)
+            near = (marks > low[:, None] - 1.5 * pixels) & (marks < high[:, None] + 1.5 * pixels)
+            cost = 1e6 * np.any(over, axis=0) + 1e3 * out + 6 * near.all(-1).sum(-1) + abs(shifts) @ (0.25, 1)
+            best = int(cost.argmin())
+            text.set_position(shifts[best])
+            taken.append(np.array([low[best], high[best]]))
 
-            def cost(shift: tuple[float, float], box: Any = box) -> tuple[bool, float]:
-                moved = box.translated(shift[0] * pixels, shift[1] * pixels)
-                beside = min(moved.x0 - inside.x0, inside.x1 - moved.x1) < 0
-                out = beside or min(moved.y0 - inside.y0, inside.y1 - moved.y1) < -4 * pixels
-                padded = moved.padded(1.5 * pixels)
-                covered = sum(padded.contains(*mark) for mark in marks)
-                far = abs(shift[0]) / 4 + abs(shift[1])
-                return any(moved.overlaps(other) for other in taken), 1000 * out + 6 * covered + far
+    def _marks(self) -> Any:
+        """Places on the lines and at the points of the panel, in pixels, (N, 2)."""
+        import numpy as np
 
-            best = min(shifts, key=cost)
-            text.set_position(best)
-            taken.append(box.translated(best[0] * pixels, best[1] * pixels))
-
-    def _marks(self) -> list[Point]:
-        """Places on the lines and at the points of the panel, in pixels."""
         places: list[Any] = [points.get_offsets() for points in self.axes.collections]
         for line in self.axes.get_lines():
             if line.get_transform() == self.axes.transData:  # not across the panel
                 path = line.get_path()
                 places.append((path if line.get_linestyle() == "None" else path.interpolated(24)).vertices)
-        return [tuple(place) for some in places if len(some) for place in self.axes.transData.transform(some)]
+        return self.axes.transData.transform(np.concatenate([np.empty((0, 2)), *places]))
 
 
 def spread_out(wanted: Sequence[tuple[float, float]], least: float, most: float) -> list[float]:
