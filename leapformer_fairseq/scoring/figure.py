@@ -114,10 +114,9 @@ class Figure:
         return self.colours.setdefault(name, COLOURS[len(self.colours) % len(COLOURS)])
 
     def marker(self, name: str) -> str:
-        """The marker of a name, another one where colours repeat."""
+        """The marker of a name, another one when the colours repeat."""
         self.colour(name)
-        names = list(self.colours)
-        return MARKERS[names.index(name) % len(MARKERS)] if len(names) > LABELLED else "o"
+        return MARKERS[list(self.colours).index(name) // len(COLOURS) % len(MARKERS)]
 
     @property
     def shows(self) -> bool:

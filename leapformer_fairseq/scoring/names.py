@@ -14,8 +14,8 @@ MECHANISMS = {
     "gated-delta": "gated DeltaNet", "kda": "KDA", "entmax": "entmax", "entmax-bigbird-blocks": "BigBird's blocks",
     "sparsefinder-block1": "Sparsefinder, blocks 1", "sparsefinder-block2": "Sparsefinder, blocks 2",
     **{f"abc-{kind}": f"ABC ({kind})" for kind in ("cluster", "pool", "random", "global", "window", "dilated")},
-    **{f"entmax-{kind}": f"entmax, {kind}" for kind in ("window", "routing", "longformer", "bigbird", "reformer")},
-    **{f"sparsefinder-{kind}": f"Sparsefinder, {kind}" for kind in ("distance", "kmeans", "quantize")},
+    **{f"entmax-{x.lower()}": f"entmax, {x}" for x in ("window", "routing", "Longformer", "BigBird", "Reformer")},
+    **{f"sparsefinder-{x.replace('-', '')}": f"Sparsefinder, {x}" for x in ("distance", "k-means", "quantize")},
     **{
         name: name.capitalize()
         for name in (
