@@ -16,11 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw the picture and print its name. Raises LeapformerError for a file without results, or if writing fails."""
-    from ..scoring.figure import check_suffix
     from ..scoring.pictures.results import draw_results, read_results
 
     out = Path(args.results).with_suffix(".svg") if args.out is None else Path(args.out)
-    check_suffix(out, "--out")
     figure = None
     if args.results.endswith(".csv") or {"full", "rows"} <= set(read_results(args.results)):  # of Sparsefinder
         from ..studies.sparsefinder.pictures import figure_of

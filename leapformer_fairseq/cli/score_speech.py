@@ -49,9 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare with recordings that went through Griffin-Lim, too, or as they are (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--baselines",
-        action="store_true",
-        help="add rows for the vocoder alone and for the mean spectrogram",
+        "--baselines", action="store_true", help="add rows for the vocoder alone and for the mean spectrogram"
     )
     parser.add_argument(
         "--pictures", type=int, default=0, metavar="N", help="draw spectrograms of the first N sentences"

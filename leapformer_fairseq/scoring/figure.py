@@ -155,7 +155,8 @@ class Figure:
         for another suffix, or if the file cannot be written.
         """
         path = Path(path)
-        check_suffix(path)
+        if path.suffix not in SUFFIXES:
+            raise LeapformerError(f"{path}: pictures are SVG or PNG files; end its name with {' or '.join(SUFFIXES)}")
         if not self.shows:
             path.unlink(missing_ok=True)
             return _NOT_DRAWN
@@ -172,14 +173,6 @@ class Figure:
 def wrapped(text: str, width: int = WRAPPED) -> str:
     """Break text into lines of at most `width` characters."""
     return "\n".join(part for line in text.split("\n") for part in textwrap.wrap(line, width))
-
-
-def check_suffix(path: Path, option: str = "") -> None:
-    """Raise LeapformerError unless the name ends as a picture's does."""
-    if path.suffix not in SUFFIXES:
-        raise LeapformerError(
-            f"{option or 'picture'} {path}: pictures are SVG or PNG files; end its name with {' or '.join(SUFFIXES)}"
-        )
 
 
 @dataclass
@@ -309,14 +302,18 @@ class Panel:
         self.tags.append((drawn, radius))
 
     def log(self, axis: str, ticks: Iterable[float] = ()) -> None:
-        """Make an axis logarithmic, with ticks at the given numbers or at 1, 2 and 5 of each power of ten."""
+        """Make an axis logarithmic, with ticks at 1, 2 and 5 of each power of ten, or at some of the given numbers."""
         from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
         side = {"x": self.axes.xaxis, "y": self.axes.yaxis}[axis]
         (self.axes.set_xscale if axis == "x" else self.axes.set_yscale)("log")
-        ticks = sorted(set(ticks))
+        ticks = sorted(set(ticks), reverse=True)
         if ticks:
-            side.set_ticks(ticks, [f"{tick:,}" for tick in ticks])
+            kept, apart = ticks[:1], (ticks[0] / ticks[-1]) ** (1 / 6)
+            for tick in ticks[1:]:
+                if kept[-1] / tick >= apart:  # else their labels would touch
+                    kept.append(tick)
+            side.set_ticks(kept, [f"{tick:,}" for tick in kept])
             side.set_minor_locator(NullLocator())
         else:
             side.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -326,7 +323,6 @@ class Panel:
     # -------------------------------------------------------------------------------------------------------- labels
     def place(self) -> None:
         """Write the labels and tags where they are free; the figure must have been laid out."""
-        self._thin()
         for label in self.labels:
             if label.text is None:
                 label.text = self.axes.text(
@@ -341,20 +337,6 @@ class Panel:
         for label, centre in zip(self.labels, spread_out(wanted, frame.y0, frame.y1), strict=True):
             label.text.set_y((centre - frame.y0) / frame.height)
         self._place_tags()
-
-    def _thin(self) -> None:
-        """Blank the labels of fixed ticks that would run into the next one."""
-        from matplotlib.ticker import FixedFormatter, FixedLocator
-
-        axis, kept, texts = self.axes.xaxis, None, list[str]()
-        if not isinstance(axis.get_major_locator(), FixedLocator):
-            return
-        for label in reversed(axis.get_ticklabels()):
-            box = label.get_window_extent()
-            runs_into = kept is not None and not label.get_rotation() and box.x1 + 5 > kept.x0 and box.x0 < kept.x1
-            texts.insert(0, "" if runs_into else label.get_text())
-            kept = kept if runs_into or not label.get_text() else box
-        axis.set_major_formatter(FixedFormatter(texts))
 
     def _place_tags(self) -> None:
         """Move each tag from its point until it covers no text, few lines, and lies within the panel."""

@@ -13,12 +13,7 @@ from .proportions import Proportions
 
 
 def draw_maps(
-    model: Any,
-    sentences: Iterable[Example],
-    chosen: Choice,
-    head: int | str,
-    folder: Path,
-    tell: Callable[[str], None],
+    model: Any, sentences: Iterable[Example], chosen: Choice, head: int | str, folder: Path, tell: Callable[[str], None]
 ) -> tuple[Proportions, list[Path]]:
     """Draw the first sentence as BLOCK_layerN_{attention,reweighting}.svg, and the proportions of all sentences.
 

@@ -18,12 +18,7 @@ from .rcp import PAPER_STD, Measured, Score, scores
 
 LENGTH = "4k"  # tokens at which the papers compare throughput
 SCORES = {"rcp": "RCP", "rcpmem": "RCPmem", "points_per_doubling": "points lost per doubling"}
-SHOWN = {
-    "accuracy": "average accuracy",
-    "speed": "throughput / softmax",
-    "memory": "memory / softmax",
-    **SCORES,
-}
+SHOWN = {"accuracy": "average accuracy", "speed": "throughput / softmax", "memory": "memory / softmax", **SCORES}
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,7 @@ from ...scoring.table import NOTHING, Column, Record, Table, deviation, page
 from ...support.errors import LeapformerError
 from .protocols import Protocol
 
-TITLES = {
-    "listops": "ListOps",
-    "text": "Text",
-    "retrieval": "Retrieval",
-    "pathfinder": "Pathfinder",
-    "image": "Image",
-}
+TITLES = {"listops": "ListOps", "text": "Text", "retrieval": "Retrieval", "pathfinder": "Pathfinder", "image": "Image"}
 # the benchmark's test sets: share of the most frequent class in per cent, number of examples
 PUBLISHED = {
     "listops": (17.0, 2_000), "text": (50.0, 25_000), "retrieval": (50.0, 17_437), "pathfinder": (50.0, 20_000),
