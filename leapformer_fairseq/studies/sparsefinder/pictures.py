@@ -86,7 +86,7 @@ def draw_graph(
     for matrix, name in ((predicted.float(), "predicted graph"), (weights.float(), "attention")):
         panel = figure.panel(name)
         panel.heat(matrix.numpy(), (0, max(float(matrix.max()), 1e-9)))
-        panel.axes.plot(stars[:, 1], stars[:, 0], "r*", markersize=3, markeredgewidth=0)
+        panel.axes.plot(stars[:, 1], stars[:, 0], "r*", markersize=6, markeredgewidth=0)
         label(panel, *axes_of, matrix.shape)
     figure.save(path)
 
