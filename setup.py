@@ -49,6 +49,8 @@ setup(
             "runtime/serve/page/local/*",
             "studies/lra/*.json",
             "studies/lra/protocols/*.yaml",
+            "studies/recipes/*.json",
+            "studies/recipes/*.yaml",
         ],
         "leapformer_fairseq.configs": ["*.yaml", "*/*.yaml"],
     },

@@ -41,7 +41,6 @@ from leapformer_fairseq.simul.simulate import Simulation, Utterance
 from leapformer_fairseq.simul.states import States
 from leapformer_fairseq.studies import launching
 from leapformer_fairseq.studies.linearize.stages import _seconds
-from leapformer_fairseq.studies.recipes.shell import Shell
 from leapformer_fairseq.studies.trainings import environment, speed
 from leapformer_fairseq.support.errors import LeapformerError
 
@@ -352,12 +351,10 @@ def test_usage_is_noted_every_ten_seconds_and_at_the_end(clock: Clock) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ recipes
-def test_elapsed_time_is_in_minutes_and_seconds(clock: Clock, tmp_path: Path) -> None:
-    said: list[str] = []
-    host = Shell(tmp_path, said.append, lambda words: None)
-    clock.now += 187
-    host.say("a")
-    assert said == ["== [3m7s] a"]
+def test_time_that_is_left_is_rounded_to_minutes_from_a_minute_and_a_half() -> None:
+    assert [launching.time_left(seconds) for seconds in (0.4, 89.4, 90, 187)] == [
+        ", 0 s left", ", 89 s left", ", 2 min left", ", 3 min left"
+    ]  # fmt: skip
 
 
 def test_the_time_that_is_left_is_in_seconds_then_minutes(clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""`leapformer bench`: benchmarks of attention mechanisms, decoding, training and whole models."""
+"""`leapformer bench`: speed, memory and FLOPs of attention, decoding, training and models."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..support.errors import LeapformerError
-from ..support.files import make_folder, write_json, write_text
 from . import calls
 
 if TYPE_CHECKING:
     from ..studies.benchmarks.measure import Place
-    from ..studies.benchmarks.tables import Results
 
 HELP = "speed, memory and FLOPs of attention, decoding, training and whole models"
 BENCHMARKS = {
@@ -56,17 +54,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 "--protocol", choices=("leapformer", "luna"), default="leapformer",
                 help="whose models: LeaPformer's, with the rows of both papers, or Luna's (default: leapformer)",
             )  # fmt: skip
+        calls.add_study_options(action, "cases")
         action.set_defaults(benchmark=name)
 
 
-@calls.owning
 def run(args: argparse.Namespace) -> int:
     """Measure, and write the results after each case.
 
     The status is 1 if some mechanisms disagree with the reference and were not measured, 2 if all do. Raises
     LeapformerError for unknown names and devices.
     """
-    from ..studies.benchmarks import measure, tables
+    from ..studies.benchmarks import tables
+    from ..studies.benchmarks.study import Benchmark
 
     benchmark = importlib.import_module(f"..studies.benchmarks.{args.benchmark}", __package__)
     chosen = {"protocol": args.protocol} if "protocol" in args else {}
@@ -76,17 +75,19 @@ def run(args: argparse.Namespace) -> int:
     for name, error in wrong.items():
         print(f"leapformer: error: {name} is not measured: {error}", file=sys.stderr)
     names = [name for name in names if name not in wrong]
+    status = 0
     if names:
         cases = list(benchmark.cases(names, places, args.quick, **chosen))
-        folder = make_folder(args.out)
         options = {"seed": args.seed, "quick": args.quick, "devices": "+".join(map(str, places)), **chosen}
-        results: Results = {}
-        for measured, results in enumerate(measure.run(cases, args.seed), 1):  # written after each case: it takes hours
-            _write(folder, args.benchmark, benchmark, results, options, len(cases) - measured)
+        study = Benchmark(args.benchmark, benchmark, cases, options, Path(args.out))
+        state, status = calls.run_study(study, args, "bench", "case", kept="what was measured is written")
+        if not state.results:
+            return status
+        results = study.results(state)
         for title, table in tables.summary(results, benchmark.TABLES):
             print(f"{title}\n{table}\n")
         print("\n".join(f"aim missed: {line}" for line in tables.missed(results)) or "No aim measured here is missed.")
-    return 0 if not wrong else 1 if names else 2
+    return status or (0 if not wrong else 1 if names else 2)
 
 
 def check_names(names: list[str] | None, benchmark: ModuleType, **chosen: str) -> list[str]:
@@ -128,21 +129,3 @@ def find_places(devices: list[str] | None, dtypes: list[str] | None) -> list[Pla
         return dtypes or (DTYPES[:1] if device == "cpu" else DTYPES[:2])
 
     return [Place.parse(f"{device} {dtype}") for device in check_devices(devices) for dtype in precisions(device)]
-
-
-def _write(
-    folder: Path, name: str, benchmark: ModuleType, results: Results, options: dict[str, Any], left: int
-) -> None:
-    """Write NAME.json and NAME.md with the results so far; `left` cases are still to be measured."""
-    from ..studies.benchmarks import tables
-    from ..support.signature import environment, signature
-
-    method = benchmark.__doc__ or ""
-    signed = signature(threads=1, **options)  # `measure.one_thread` sees to that
-    about = {"benchmark": name, "signature": signed, "environment": {**environment(), "threads": 1}}
-    if left:
-        method += f"\nNot finished: {left} cases are left.\n"
-    content = {**about, "options": options, "cases_left": left, "method": method, **results}
-    write_json(folder / f"{name}.json", content, "--out")
-    report = tables.markdown(results, benchmark.TABLES, benchmark.TITLE, method, signed)
-    write_text(folder / f"{name}.md", report, "--out")

@@ -1,4 +1,4 @@
-"""`leapformer plot`: draw the results that a command has stored."""
+"""`leapformer plot`: draw the results of a benchmark, or those that another command has stored."""
 
 from __future__ import annotations
 

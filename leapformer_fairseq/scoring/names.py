@@ -25,7 +25,7 @@ MECHANISMS = {
     },
 }  # fmt: skip
 _BLOCKS = ("encoder-self", "decoder-self", "decoder-cross")
-WHOLE = "encoder sees the whole source"
+WHOLE_SOURCE = "encoder sees the whole source"
 _CHUNKS, _CAUSAL = "encoder in chunks", "causal encoder"
 _OPTION = re.compile(r"_([a-z][a-z-]*)(?:_([0-9.]+))?")
 _FOLDER = re.compile(rf"([a-z0-9+-]+?)((?:{_OPTION.pattern})*)(?:-k(?P<k>\d+))?(?:-seed(?P<seed>\d+))?")
@@ -83,4 +83,4 @@ def run_title(name: str, options: str) -> str:
     trained = f"trained for k = {words['train-k']}" if "train-k" in words else ""
     seed = f"seed {words['seed']}" if words.get("seed", "1") != "1" else ""
     _, _, test_set = name.partition("/")
-    return ", ".join(filter(None, (plan_title(plan, WHOLE, False), trained, seed, test_set)))
+    return ", ".join(filter(None, (plan_title(plan, WHOLE_SOURCE, False), trained, seed, test_set)))

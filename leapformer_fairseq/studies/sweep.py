@@ -35,8 +35,9 @@ from ..support.files import locked_folder, read_json, write_text
 from ..support.signature import signature
 from .engine import Cell, Command, State, Study
 from .recipes.configuration import read_yaml
+from .recipes.facts import BLOCKS
 from .recipes.options import whole
-from .recipes.plans import BLOCKS, Attention
+from .recipes.plans import Attention
 from .training_command import PLAN_FLAGS, Training, read_training
 
 KEYS = ("train", "attention", "seeds", "options", "prepare", "scores", "title")

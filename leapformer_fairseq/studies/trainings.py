@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TextIO
 
 from .. import register
 from ..support.errors import TRACEBACK, LeapformerError
-from ..support.files import holds_files, owned, replacing, write_text
+from ..support.files import holds_files, replacing, write_text
 
 PROGRAM = (sys.executable, "-m", f"{__package__.rpartition('.')[0]}.cli.main")
 OPTIONS = "options"
@@ -73,17 +73,6 @@ def reserve(out: Path, record: str, study: str) -> None:
     check_folder(out, record, study)
     if not (out / OPTIONS).is_file():
         write_text(out / OPTIONS, record + "\n")
-
-
-@contextmanager
-def locked(out: Path, record: str, study: str) -> Iterator[None]:
-    """Create the folder `out`, if necessary, and reserve it for this study and process while the block runs.
-
-    Raises LeapformerError like `files.owned` and `check_folder`.
-    """
-    with owned(out):
-        reserve(out, record, study)
-        yield
 
 
 # ------------------------------------------------------------------------------------------------------------ processes

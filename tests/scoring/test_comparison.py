@@ -9,8 +9,8 @@ import pytest
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.scoring.comparison import collect, table
 from leapformer_fairseq.scoring.figure import spread_out
-from leapformer_fairseq.scoring.generation import score_generation
 from leapformer_fairseq.scoring.names import plan_title, run_title
+from leapformer_fairseq.scoring.outputs import score_generation
 from leapformer_fairseq.scoring.pictures.latency import comparison_figure
 from leapformer_fairseq.support.errors import LeapformerError
 from tests.scoring.pictures.images import overlapping, texts

@@ -9,7 +9,7 @@ from typing import Any
 from ...runtime.formats.runlog import PARTS
 from ..figure import LEAST, MARKERS, SMALL, Figure, Panel
 from ..latency import HIGH_MS, LOW_MS
-from ..names import WHOLE, plan_title
+from ..names import WHOLE_SOURCE, plan_title
 
 Row = dict[str, Any]
 LATENCIES = {"AL": "average lagging AL, ms", "LAAL": "length-adaptive average lagging LAAL, ms"}
@@ -28,7 +28,7 @@ def comparison_figure(comparison: Mapping[str, Any]) -> Figure:
     panel = figure.panel("", "average lagging behind the speaker, ms", "BLEU")
     lowest: dict[Any, tuple[float, float]] = {}  # k -> BLEU and AL of the lowest point
     systems = [
-        (system.get("title") or plan_title(name, WHOLE), system["rows"])
+        (system.get("title") or plan_title(name, WHOLE_SOURCE), system["rows"])
         for name, system in comparison["systems"].items()
     ]
     curves = [(title, rows) for title, rows in systems if sum("AL" in row for row in rows) >= LEAST]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,18 +37,11 @@ def case(about: str, section: str, rows: Callable[..., list[Row]], *arguments: A
     return Case(about, lambda: {section: rows(*arguments)})
 
 
-def run(cases: Sequence[Case], seed: int) -> Iterator[Results]:
-    """Run cases with a progress bar; yield all results after each, so that an interruption loses no finished case."""
-    from tqdm import tqdm  # the GPU's checks need no other library than torch
-
-    results: Results = {}
-    with one_thread(), tqdm(cases, unit="case") as progress:
-        for case in progress:
-            progress.set_description(case.about)
-            torch.manual_seed(seed)
-            for section, rows in case.measure().items():
-                results.setdefault(section, []).extend(rows)
-            yield results
+def measured(case: Case, seed: int) -> Results:
+    """The rows of a case, by section, measured with one thread."""
+    with one_thread():
+        torch.manual_seed(seed)
+        return case.measure()
 
 
 class Place(NamedTuple):

@@ -10,19 +10,21 @@ from __future__ import annotations
 import re
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ...runtime.formats.runlog import PARTS_S
 from ...runtime.simul.policy import POLICIES, PolicyOptions
 from ...scoring.report import score_run
 from ...simul.live import open_system
-from ...simul.simulate import Utterance, build_simulation, log_outcome, logged
+from ...simul.simulate import Simulation, Utterance, build_simulation, log_outcome, logged
 from ...support.errors import LeapformerError
-from ...support.files import write_json
+from ...support.files import locked_folder, write_text
+from ..engine import Call, Cell, Command, State, Study
 
 SCORES = "scores.json"
 # policy -> what its grid varies: the field of PolicyOptions, and the option of `leapformer simulate`
@@ -110,7 +112,7 @@ class Setting:
         return flags + ([] if self.ratio is None else ["--pre-decision-ratio", str(self.ratio)])
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """A point and its simulation: `args` are those of `command`, `leapformer simulate ...`; `reason`: of rejection."""
 
@@ -133,18 +135,27 @@ class Run:
         """The finished repeats."""
         return sorted(path.parent for path in self.folder.glob(f"repeat*/{SCORES}"))
 
-    def finished(self, repeats: int) -> bool:
-        """Whether nothing is left to do for this number of repeats."""
-        return self.translated and len(self.measured) >= repeats
-
 
 @dataclass
-class Curve:
-    """All runs of a grid in the folder `out`; their computation is measured `repeats` times."""
+class Curve(Study):
+    """All runs of a grid, which may grow, in the folder `out`.
+
+    repeats:     how often their computation is measured.
+    utterances:  of the test set, for that.
+    record:      what must stay the same in the folder: options and checkpoints by name.
+    checkpoints: their descriptions.
+    lists:       files to write before any run, {path: text}.
+    """
+
+    commands: ClassVar[str] = ""  # the report writes all, in the order of the grid
 
     out: Path
     runs: list[Run]
     repeats: int
+    utterances: Sequence[Utterance]
+    record: Mapping[str, Any]
+    checkpoints: Mapping[str, Any]
+    lists: Mapping[str, str]
 
     @property
     def of_talks(self) -> bool:
@@ -154,7 +165,48 @@ class Curve:
     @property
     def waiting(self) -> list[Run]:
         """The runs that are neither unsupported nor finished."""
-        return [run for run in self.runs if not run.reason and not run.finished(self.repeats)]
+        return [run for run in self.runs if not (run.reason or (run.translated and len(run.measured) >= self.repeats))]
+
+    def reserve(self) -> None:
+        """Raise LeapformerError if the folder holds a curve with other options or checkpoints of these names."""
+        locked_folder(self.out, "options.json", self.record, "curve", grows=True)
+        for path, text in self.lists.items():
+            write_text(path, text)
+
+    def cells(self, state: State) -> list[Cell]:
+        """A simulation for each run that is supported, and its measurements."""
+        cells = list[Cell]()
+        for run in self.runs:
+            if run.reason:
+                continue
+            name, simulating = run.setting.name, Command(tuple(run.command), inline=True)
+            cells.append(Cell(name, (simulating,), f"runs/{name}/{SCORES}", vital=True))
+            for number in range(1, self.repeats + 1):
+                repeat, measuring = f"{name}/repeat{number}", Call(self.measure, (name, number), inline=True)
+                path = f"runs/{repeat}/{SCORES}"
+                cells.append(Cell(repeat, (measuring,), path, needs=(name,), alone=True, vital=True))
+        return cells
+
+    def report(self, state: State) -> None:
+        """Write curve.json, table.md, curve.svg and commands.sh."""
+        from .curve_report import write_reports
+
+        write_reports(self)
+
+    def measure(self, name: str, number: int) -> dict[str, Any]:
+        """Time the computation of a run in its folder repeat1, repeat2, ...; return the scores.
+
+        Finished utterances are not repeated. Raises LeapformerError like `Simulation.translate` and `check_timed`.
+        """
+        run = next(run for run in self.runs if run.setting.name == name)
+        folder, simulation = run.folder / f"repeat{number}", _warmed_up(run, self.utterances[0])
+        done = logged(folder, simulation.unit)
+        for utterance in self.utterances:
+            if utterance.index not in done:
+                log_outcome(folder, *simulation.translate([utterance]))
+        scores = score_run(folder, run.args.tokenize, simulation.unit)
+        check_timed(folder, scores)
+        return scores
 
 
 def name_checkpoints(paths: Sequence[str], names: Sequence[str]) -> dict[str, str]:
@@ -197,29 +249,12 @@ def _refusal(args: Namespace) -> str:
     return ""
 
 
-# -------------------------------------------------------------------------------------------------------- measurement
-def measure(run: Run, utterances: Sequence[Utterance], repeats: int, heard: Callable[[], None]) -> None:
-    """Time the computation of a run in its folders repeat1, repeat2, ...; `heard` is called for each utterance.
-
-    Finished utterances in these folders are not repeated. Raises LeapformerError like `Simulation.translate`, and like
-    `check_timed`.
-    """
-    folders = [run.folder / f"repeat{number}" for number in range(1, repeats + 1)]
-    waiting = [folder for folder in folders if not (folder / SCORES).is_file()]
-    if not waiting:
-        return
+@lru_cache(maxsize=1)  # for all repeats of a run
+def _warmed_up(run: Run, utterance: Utterance) -> Simulation:
+    """A simulation for timing, which has compiled, made its tables and first allocations."""
     simulation = replace(build_simulation(run.args), alone=True)
-    simulation.translate(utterances[:1])  # so that no timing includes compilation, tables and first allocations
-    for folder in waiting:
-        folder.mkdir(exist_ok=True)
-        done = logged(folder, simulation.unit)
-        for utterance in utterances:
-            if utterance.index not in done:
-                log_outcome(folder, *simulation.translate([utterance]))
-            heard()
-        scores = score_run(folder, run.args.tokenize, simulation.unit)
-        check_timed(folder, scores)
-        write_json(folder / SCORES, scores)
+    simulation.translate([utterance])
+    return simulation
 
 
 def check_timed(folder: Path, scores: Mapping[str, Any]) -> None:

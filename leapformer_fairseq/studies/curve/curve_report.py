@@ -61,14 +61,14 @@ _TALK_NOTES = (
 Row = dict[str, Any]
 
 
-def write_reports(curve: Curve, checkpoints: Mapping[str, Any]) -> None:
+def write_reports(curve: Curve) -> None:
     """Write curve.json, table.md, curve.svg and commands.sh to the folder of the curve, replacing whole files.
 
-    `checkpoints`: information about each. Raises LeapformerError for runs whose scores are damaged.
+    Raises LeapformerError for runs whose scores are damaged.
     """
     results, environment = rows(curve), signature(threads=curve.runs[0].args.num_threads)
     content = {
-        "checkpoints": checkpoints,
+        "checkpoints": curve.checkpoints,
         "rows": results,
         "refused": [{**_about(run), "reason": run.reason} for run in curve.runs if run.reason],
         "waiting": [_about(run) for run in curve.waiting],

@@ -7,8 +7,9 @@ from pathlib import Path
 from ...scoring.pictures.scores import students_figure
 from ...scoring.table import Column, Record, Table, page
 from ...support.files import read_json, write_json, write_text
-from .stages import KNOWN, ORDER, RESULT
 
+ORDER, RESULT = "order.json", "result.json"
+KNOWN = ("swaps", "first_layer")  # keys of ORDER; files without first_layer count layers from 0, so their names differ
 UNIT = "KL(teacher || student), nats per token"
 UNIT_OF_SPEECH = "difference of log-mel frames, per decoder step"
 NEEDED = ("attention", "plan", "kept", "replaced", "distance", "loss", "updates", "seconds", "task")

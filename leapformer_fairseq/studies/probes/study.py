@@ -90,7 +90,7 @@ class Study(engine.Study):
 
     def report(self, state: State) -> None:
         """Write the results, the tables and the picture once all trainings have ended well."""
-        if any(run.name not in state.results for run in self.runs()):
+        if not self.is_whole(state):
             return
         summaries, signature = self.summaries(state), self.signature
         write_json(self.out / "results.json", {"signature": signature, "study": _described(self), "found": summaries})
@@ -98,6 +98,10 @@ class Study(engine.Study):
         write_text(self.out / "table.md", "\n".join(lines))
         about = {probe: PROBES[probe].about for probe in summaries}
         probes_figure(summaries, about).save(self.out / "probes.svg")
+
+    def is_whole(self, state: State) -> bool:
+        """Whether all trainings have ended well, so that there is a table."""
+        return all(run.name in state.results for run in self.runs())
 
     def summaries(self, state: State) -> dict[str, list[dict[str, Any]]]:
         """For each probe, the attentions' best rates and their scores, in %."""

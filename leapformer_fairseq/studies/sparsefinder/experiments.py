@@ -9,11 +9,9 @@ from ...attention import find
 from ...attention.sparse.pattern import Pattern
 from ...scoring.pictures.heatmaps import Axis
 from ...support.files import write_text
-from ...support.progress import Watch
 from . import pictures, report
 from .extraction import Graphs, Sentence
-from .grids import Point
-from .quality import KeptScores, Scored, score
+from .quality import Scored, score
 from .report import Row
 from .sweep import Sweep, by_head, check_windows, measure_point, model_options
 
@@ -36,26 +34,6 @@ def evaluate(graphs: Graphs, sweep: Sweep, sentences: Sequence[Sentence], test: 
 
 
 # -------------------------------------------------------------------------------------------------------------- curves
-def score_fronts(
-    scores: KeptScores, sweep: Sweep, rows: Sequence[Row], gold_sparsity: float, count: int, watch: Watch
-) -> list[Row]:
-    """Score at most `count` points along each front of recall, and the front's best point from the gold sparsity on.
-
-    Returns rows with perplexity or BLEU.
-    """
-    wanted: list[Row] = []
-    for mechanism in dict.fromkeys(row["mechanism"] for row in rows):
-        first = report.by_seed(rows, mechanism)[1]  # only the first seed is scored
-        front = report.front(first, "recall")
-        wanted += report.with_gold(report.thinned(front, count), front, gold_sparsity)
-    scored = []
-    for i, row in enumerate(wanted):
-        point = Point(row["mechanism"], row["options"])
-        watch(i, len(wanted), f"{point.name} window={row['window']}")
-        scored.append(scores.add(point, row, model_options(point, row["window"], sweep, row["seed"] - 1)))
-    return scored
-
-
 def write_curves(
     folder: Path,
     block: str,
@@ -63,11 +41,12 @@ def write_curves(
     rows: Sequence[Row],
     scored: Sequence[Row],
     gold: Row,
+    results: Mapping[str, Row],
     note: str | None = None,
 ) -> str:
     """Write curves.csv, curves.md and pictures, with scores also quality.csv; return the text of curves.md.
 
-    The text begins with `note`, if any.
+    `results` are the measures by the point's name. The text begins with `note`, if any.
     """
     report.write_csv(rows, folder / "curves.csv")
     text = [*([note] if note else []), report.as_markdown(report.recall_table(rows))]
@@ -83,7 +62,7 @@ def write_curves(
     write_text(folder / "curves.md", "\n\n".join(text) + "\n", "--out")
     paper = 25 if block == "encoder-self" else 11  # the window of the paper's figures
     window = min(sweep.windows, key=lambda window: abs(window - paper))
-    pictures.draw_panels(by_head(sweep, folder, window), folder / "heads.svg", f"{block}, window {window}")
+    pictures.draw_panels(by_head(sweep, results, window), folder / "heads.svg", f"{block}, window {window}")
     return "\n\n".join(text)
 
 
@@ -98,17 +77,6 @@ def _labelled(rows: Sequence[Row], block: str) -> list[Row]:
 
 
 # -------------------------------------------------------------------------------------------------------------- blocks
-def score_blocks(scores: KeptScores, sweep: Sweep, watch: Watch) -> list[Row]:
-    """Return rows with seconds and perplexity of every point; all are patterns of blocks."""
-    rows = []
-    for i, point in enumerate(sweep.points):
-        watch(i, len(sweep.points), point.name)
-        row = {"mechanism": point.mechanism, "options": point.options, "seed": 1, "window": 0}
-        row["attended"] = point.options["sparsefinder_blocks"]
-        rows.append(scores.add(point, row, model_options(point, 0, sweep, 0)))
-    return rows
-
-
 def write_blocks(folder: Path, rows: Sequence[Row], full: Row) -> str:
     """Write blocks.md, which is returned, blocks.svg (mean over sizes from 2; figure 7), and blocks-sizes.svg (13)."""
     text = report.blocks_markdown(rows, full)

@@ -285,10 +285,10 @@ def test_the_teachers_alpha_is_drawn_and_compared(root, graphs, fitted, tmp_path
 
 
 def test_an_interrupted_sweep_goes_on_to_identical_files(root, graphs, fitted, monkeypatch):
-    from leapformer_fairseq.studies.sparsefinder import sweep
+    from leapformer_fairseq.studies.sparsefinder import study
 
     assert main(pareto(root, graphs, fitted, "whole")) == 0
-    real, calls = sweep.measure_point, []
+    real, calls = study.measure_point, []
 
     def interrupted(*args):
         calls.append(1)
@@ -296,13 +296,28 @@ def test_an_interrupted_sweep_goes_on_to_identical_files(root, graphs, fitted, m
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(sweep, "measure_point", interrupted)
+    monkeypatch.setattr(study, "measure_point", interrupted)
     assert main(pareto(root, graphs, fitted, "parts")) == 130
     assert main(pareto(root, graphs, fitted, "parts")) == 0
     names = ["curves.csv", "curves.md", *(f"points/{path.name}" for path in (root / "whole" / "points").iterdir())]
     assert len(calls) == len(names) - 2 + 1
     for name in names:
         assert (root / "whole" / name).read_bytes() == (root / "parts" / name).read_bytes()
+
+
+@pytest.mark.full
+def test_points_in_parallel_are_the_same(root, graphs, fitted):
+    for out, more in (("alone", []), ("beside", ["--jobs", "2"]), ("some", ["--only", "kmeans"])):
+        assert (
+            main([*pareto(root, graphs, fitted, out), "--mechanisms", "entmax-window", "sparsefinder-kmeans", *more])
+            == 0
+        )
+    alone, beside, some = (
+        {path.name: path.read_text() for path in (root / out / "points").iterdir()}
+        for out in ("alone", "beside", "some")
+    )
+    assert alone == beside and some == {name: text for name, text in alone.items() if "kmeans" in name} != alone
+    assert not (root / "some" / "curves.md").exists(), "some points are no curve"
 
 
 def test_one_pattern(root, graphs, fitted, capsys):
