@@ -39,6 +39,7 @@ from leapformer_fairseq.scoring import alignment, pieces
 from leapformer_fairseq.scoring.pictures import heatmaps, inputs, utterances
 from leapformer_fairseq.scoring.pictures.proportions import Proportions
 from leapformer_fairseq.simul import loading
+from leapformer_fairseq.support.options import add_command
 
 from .exported import MELS
 from .runtime.serve.cases import silent
@@ -99,7 +100,7 @@ def a_day_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def options_of(name: str) -> set[str]:
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"leapformer_fairseq.cli.{name}").add_arguments(parser)
+    add_command(parser, importlib.import_module(f"leapformer_fairseq.cli.{name}"))
     return {action.option_strings[0] if action.option_strings else action.dest for action in parser._actions} - {"-h"}
 
 

@@ -1,4 +1,4 @@
-"""`leapformer bench`: benchmarks of attention mechanisms, decoding, training and whole models."""
+"""`leapformer bench`: speed, memory and FLOPs of attention, decoding, training and models."""
 
 from __future__ import annotations
 

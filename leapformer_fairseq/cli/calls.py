@@ -6,8 +6,9 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ..support import options
 from ..support.errors import LeapformerError
 from ..support.files import owned
 from ..support.progress import progress, unwatched
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from ..studies.engine import State, Study
     from ..studies.launching import Launcher
 
-Run = Callable[[argparse.Namespace], int]
+Run = Callable[..., int | None]
 INTERRUPTED = 130  # the exit status
 
 
@@ -33,21 +34,24 @@ def call(words: Sequence[str]) -> None:
     """Run one of our short commands, in this process. Raises LeapformerError if it fails."""
     from .main import build_parser
 
-    args = build_parser(words[0]).parse_args(words)
-    status = args.run(args)
+    status = options.call(build_parser(words[0]).parse_args(words))
     if status == INTERRUPTED:
         raise KeyboardInterrupt
     if status:
         raise LeapformerError(f"leapformer {' '.join(words)} failed; the messages above say why")
 
 
+def study_options(cells: str) -> str:
+    """The options that every study has, but for --jobs, as lines of a table; `cells` is the plural of what it runs."""
+    return (
+        f"--dry-run  print the {cells} to do, and write nothing\n"
+        f"--only WORD... =  only {cells} of these names, or with these words in their names, and what they need"
+    )
+
+
 def add_study_options(parser: argparse.ArgumentParser, cells: str) -> None:
-    """Add what every study has in common, but for --jobs; `cells` is the plural noun for what it runs."""
-    parser.add_argument("--dry-run", action="store_true", help=f"print the {cells} to do, and write nothing")
-    parser.add_argument(
-        "--only", nargs="+", default=[], metavar="WORD",
-        help=f"only {cells} of these names, or with these words in their names, and what they need",
-    )  # fmt: skip
+    """Add them to a parser."""
+    options.add_options(parser, study_options(cells))
 
 
 def run_study(
@@ -62,7 +66,7 @@ def run_study(
 ) -> tuple[State, int]:
     """Run a study with a bar, or without a `title` with lines, and print a line for each cell that failed.
 
-    args:     of the command; those of `add_study_options` and, if there is one, --jobs count.
+    args:     of the command; those of `study_options` and, if there is one, --jobs count.
     inline:   runs a short command in this process, by default `call`.
     launcher: of the trainings.
     kept:     what an interrupt leaves.
@@ -100,10 +104,11 @@ def waiting(run: Run) -> Run:
 
 def _owning(run: Run, waits: bool) -> Run:
     @functools.wraps(run)
-    def alone(args: argparse.Namespace) -> int:
-        if not args.out or getattr(args, "dry_run", False):
-            return run(args)
-        with owned(args.out, waits=waits):
-            return run(args)
+    def alone(*args: argparse.Namespace, **values: Any) -> int | None:
+        given = vars(args[0]) if args else values
+        if not given["out"] or given.get("dry_run"):
+            return run(*args, **values)
+        with owned(given["out"], waits=waits):
+            return run(*args, **values)
 
     return alone

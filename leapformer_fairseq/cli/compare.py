@@ -1,4 +1,4 @@
-"""`leapformer compare`: paired bootstrap resampling of translations of one test set."""
+"""`leapformer compare`: whether translations differ by more than chance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`leapformer maps`: attention maps, reweighting matrices and learned proportions of a trained model."""
+"""`leapformer maps`: draw attention maps and learned proportions of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`leapformer plot`: plot the results of a benchmark."""
+"""`leapformer plot`: draw the results of a benchmark."""
 
 from __future__ import annotations
 

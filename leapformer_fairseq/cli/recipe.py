@@ -1,35 +1,28 @@
-"""`leapformer recipe`: run a data set, or a table of a paper, from data to scores."""
+"""`leapformer recipe`: a data set or a paper's table: prepare, train, evaluate."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 
 from ..support.errors import LeapformerError, one_line
 from . import calls
 
-HELP = "a data set or a paper's table from data to scores: prepare, train, evaluate"
-_EPILOG = (
-    "`leapformer recipe NAME --help` has the steps and options of one; docs/recipes.md and docs/papers.md say more."
-)
+USAGE = "leapformer recipe NAME [STEP ...] --out DIR [OPTIONS]"
+EPILOG = "`leapformer recipe NAME --help` has the steps and options of one; see docs/recipes.md and docs/papers.md."
+OPTIONS = """
+name [NAME]             a data set or a table; without it, they are listed
+words ...               steps and options of the recipe
+"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the sub-command."""
-    parser.epilog = _EPILOG
-    parser.usage = "leapformer recipe NAME [STEP ...] --out DIR [OPTIONS]"
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a data set or a table; without it, they are listed")
-    parser.add_argument("words", metavar="...", nargs=argparse.REMAINDER, help="steps and options of the recipe")
-
-
-def run(args: argparse.Namespace) -> int:
+def run(name: str | None, words: Sequence[str]) -> int:
     """Run the steps of a recipe; 1 if something failed. Raises LeapformerError for wrong names and options."""
-    if args.name is None:
+    if name is None:
         return _list()
-    if {"--help", "-h"} & {*args.words}:
-        return _help(args.name)
-    return run_recipe([args.name, *args.words], calls.say)
+    if {"--help", "-h"} & {*words}:
+        return _help(name)
+    return run_recipe([name, *words], calls.say)
 
 
 def run_recipe(words: Sequence[str], say: Callable[[str], None]) -> int:

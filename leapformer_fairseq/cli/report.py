@@ -1,4 +1,4 @@
-"""`leapformer report`: compare quality and latency of the finished runs in a folder."""
+"""`leapformer report`: compare the scored runs of a quickstart."""
 
 from __future__ import annotations
 

@@ -1,16 +1,22 @@
-"""`leapformer study`: an experiment of one's own, described by a short file."""
+"""`leapformer study`: attentions, seeds and options of any training, out of a file of ten lines."""
 
 from __future__ import annotations
 
-import argparse
 import runpy
+from argparse import Namespace
 from pathlib import Path
 
 from ..studies.engine import Study
 from ..support.errors import LeapformerError
 from . import calls
 
-HELP = "an experiment of your own out of a short file: attentions, seeds and options of a training, with scores"
+OPTIONS = f"""
+file [FILE]:path        my_study.yaml, or .py with study(out)
+--out DIR:path          data, runs and results; the same command resumes
+--jobs N:int = 1        cells at once, each with one thread
+{calls.study_options("cells")}
+--example               print a study that runs in three minutes
+"""
 EXAMPLE = """\
 # Three plans learn to translate synthetic sentences, with two seeds: do their translations differ?
 title: Synthetic text, English-German
@@ -33,16 +39,7 @@ scores:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the sub-command."""
-    parser.add_argument("file", metavar="FILE", type=Path, nargs="?", help="my_study.yaml, or .py with study(out)")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="data, runs and results; the same command resumes")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="cells at once, each with one thread")
-    calls.add_study_options(parser, "cells")
-    parser.add_argument("--example", action="store_true", help="print a study that runs in three minutes")
-
-
-def run(args: argparse.Namespace) -> int:
+def run(args: Namespace) -> int:
     """Run the study and compare its runs. Raises LeapformerError for a file or option that cannot be used."""
     if args.example:
         print(EXAMPLE, end="")

@@ -1,4 +1,4 @@
-"""`leapformer table`: the scores of a text recipe's runs, averaged over seeds and compared with softmax."""
+"""`leapformer table`: compare the scored runs of a recipe."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import io
 import pickle
 import shutil
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from ..support.files import rename, replacing
-from .patch import Patch
+from .patch import patch, source_has
 
 
 def checkpoint_types() -> list[Any]:
@@ -45,17 +44,21 @@ def _types_are_refused() -> bool:
     return False
 
 
+@patch(
+    "checkpoint-types",
+    "torch.load refuses argparse.Namespace and numpy arrays, which fairseq writes into its checkpoints",
+    _types_are_refused,
+    "torch >= 2.6 (weights_only=True by default)",
+)
 def _allow_checkpoint_types() -> None:
     torch.serialization.add_safe_globals(checkpoint_types())
 
 
-# ------------------------------------------------------------------------------------------------------------- copies
-def _copies_in_place() -> bool:
-    from fairseq.file_io import PathManager
-
-    return "return shutil.copyfile" in inspect.getsource(PathManager.copy)
-
-
+@patch(
+    "checkpoint-copies",
+    "fairseq copies to checkpoint_last.pt in place: a training that is killed meanwhile cannot resume",
+    source_has("fairseq.file_io:PathManager.copy", "return shutil.copyfile"),
+)
 def _copy_beside() -> None:
     """Let a copy or a renamed file, such as checkpoint_last.pt, take its name only when it is complete and synced."""
     from fairseq.file_io import PathManager
@@ -71,21 +74,3 @@ def _copy_beside() -> None:
 
     PathManager.copy = staticmethod(copy_whole)
     PathManager.rename = staticmethod(lambda src, dst: rename(Path(src), Path(dst)))
-
-
-PATCHES = (
-    Patch(
-        "checkpoint-copies",
-        "fairseq copies to checkpoint_last.pt in place: a training that is killed meanwhile cannot resume",
-        "fairseq 0.12",
-        _copies_in_place,
-        _copy_beside,
-    ),
-    Patch(
-        "checkpoint-types",
-        "torch.load refuses argparse.Namespace and numpy arrays, which fairseq writes into its checkpoints",
-        "torch >= 2.6 (weights_only=True by default)",
-        _types_are_refused,
-        _allow_checkpoint_types,
-    ),
-)

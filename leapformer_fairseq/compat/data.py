@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import inspect
 import math
 import multiprocessing
@@ -28,13 +27,15 @@ from ..support.errors import LeapformerError
 from ..support.files import paths_beside
 from ..support.lines import decoded, read_lines
 from ..support.processes import Pool
-from .patch import Patch
+from .patch import patch, source_has, wrapping
 
 
-def _np_compat_is_missing() -> bool:
-    return not hasattr(np, "compat")
-
-
+@patch(
+    "np.compat",
+    "np.compat.long is used by --sample-break-mode eos, language model generation and --num-batch-buckets",
+    lambda: not hasattr(np, "compat"),
+    "numpy >= 2.0",
+)
 def _restore_np_compat() -> None:
     np.compat = types.SimpleNamespace(long=int)  # type: ignore[attr-defined]
 
@@ -82,6 +83,13 @@ def _torchaudio_fails() -> bool:
         return True
 
 
+@patch(
+    "audio-without-torchaudio",
+    "resampling needs torchaudio.sox_effects and features torchaudio.compliance; soundfile, scipy and onnxruntime do "
+    "it, with the same features offline and streaming",
+    _torchaudio_fails,
+    "torchaudio >= 2.9, absent, or built for another torch",
+)
 def _replace_torchaudio() -> None:
     from fairseq.data.audio import audio_utils
 
@@ -89,12 +97,13 @@ def _replace_torchaudio() -> None:
     audio_utils._get_torchaudio_fbank = _kaldi_fbank
 
 
-def _audio_is_not_checked() -> bool:
-    from fairseq.data.audio import audio_utils
-
-    return "sf.read" in inspect.getsource(audio_utils.get_waveform)
-
-
+@patch(
+    "checked-audio",
+    "audio of any length, rate and scale is decoded: a damaged header fills the memory, and 16-bit integers taken for "
+    "floats give features at another level; here our own reader checks it",
+    source_has("fairseq.data.audio.audio_utils:get_waveform", "sf.read"),
+    "every fairseq",
+)
 def _check_audio() -> None:
     from fairseq.data.audio import audio_utils
 
@@ -138,27 +147,26 @@ def _get_waveform(
     return (waveform if always_2d else waveform.squeeze(axis=0)), rate
 
 
-def _consumer_is_daemon() -> bool:
-    from fairseq.data.iterators import BufferedIterator
-
-    # Read the source rather than start a consumer: its thread would initialise CUDA if there is a GPU.
-    return "daemon = True" in inspect.getsource(BufferedIterator._create_consumer)
+_consumers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
+@patch(
+    "exit-code-134",
+    "the daemon thread that reads batches can be inside torch when the interpreter exits, which then aborts",
+    # A consumer started to look at it would initialise CUDA if there is a GPU.
+    source_has("fairseq.data.iterators:BufferedIterator._create_consumer", "daemon = True"),
+    "fairseq 0.12 with --num-workers 0",
+)
 def _stop_consumers_at_exit() -> None:
     """Stop the threads that read batches before the interpreter exits."""
-    from fairseq.data.iterators import BufferedIterator
+    _remember_consumer()
+    atexit.register(lambda: _stop(list(_consumers)))
 
-    consumers: weakref.WeakSet[Any] = weakref.WeakSet()
-    create = BufferedIterator._create_consumer
 
-    @functools.wraps(create)
-    def create_and_remember(self: Any) -> None:
-        create(self)
-        consumers.add(self._consumer)
-
-    BufferedIterator._create_consumer = create_and_remember
-    atexit.register(lambda: _stop(list(consumers)))
+@wrapping("fairseq.data.iterators:BufferedIterator._create_consumer")
+def _remember_consumer(create: Any, self: Any) -> None:
+    create(self)
+    _consumers.add(self._consumer)
 
 
 def _stop(consumers: list[Any], patience_s: float = 30.0) -> None:
@@ -179,17 +187,16 @@ def _paths_are_relative_to_working_directory() -> bool:
         return bool(data_cfg.get_config_from_yaml(file)["audio_root"] == ".")
 
 
-def _look_beside_the_configuration() -> None:
-    from fairseq.data.audio import data_cfg
-
-    read = data_cfg.get_config_from_yaml
-
-    @functools.wraps(read)
-    def get_config_from_yaml(yaml_path: Path) -> Any:
-        config = read(yaml_path)
-        return paths_beside(config, Path(yaml_path).parent) if isinstance(config, dict) else config
-
-    data_cfg.get_config_from_yaml = get_config_from_yaml
+@patch(
+    "moved-data",
+    "paths in a speech data configuration are absolute or relative to the working directory, so that its folder cannot "
+    "be moved",
+    _paths_are_relative_to_working_directory,
+)
+@wrapping("fairseq.data.audio.data_cfg:get_config_from_yaml")
+def _look_beside_the_configuration(read: Any, yaml_path: Path) -> Any:
+    config = read(yaml_path)
+    return paths_beside(config, Path(yaml_path).parent) if isinstance(config, dict) else config
 
 
 def _chunks_end_at_any_line_end() -> bool:
@@ -199,6 +206,13 @@ def _chunks_end_at_any_line_end() -> bool:
     return '"rb"' not in source and "newline=" not in source
 
 
+@patch(
+    "lines-of-files",
+    "preprocess ends a line at a carriage return inside a sentence, which pairs every later line with a wrong one; "
+    "here only a line feed does, and an error about text that is not UTF-8 names the line",
+    _chunks_end_at_any_line_end,
+    "every fairseq",
+)
 def _end_lines_of_chunks_at_line_feeds() -> None:
     from fairseq import binarizer, file_chunker_utils
     from fairseq.data import dictionary
@@ -233,48 +247,37 @@ def _lines_before(file: BinaryIO, end: int | None) -> Iterator[bytes]:
         yield line
 
 
-def _input_ends_at_any_line_end() -> bool:
-    from fairseq_cli import interactive
-
-    return "fileinput" in inspect.getsource(interactive.buffered_read)
-
-
-def _end_lines_of_input_at_line_feeds() -> None:
-    from fairseq_cli import interactive
-
-    interactive.buffered_read = _buffered_read
-
-
-def _buffered_read(input: str, buffer_size: int) -> Iterator[list[str]]:
+@patch(
+    "lines-of-input",
+    "interactive ends a line at a carriage return inside a sentence, and translates one sentence more than it got",
+    source_has("fairseq_cli.interactive:buffered_read", "fileinput"),
+    "every fairseq",
+)
+@wrapping("fairseq_cli.interactive:buffered_read")
+def _end_lines_of_input_at_line_feeds(_: Any, input: str, buffer_size: int) -> Iterator[list[str]]:
     source = decoded(sys.stdin.buffer, "standard input") if input == "-" else read_lines(input, "--input")
     lines = (line.strip() for line in source)
     while batch := list(islice(lines, buffer_size)):
         yield batch
 
 
-def _counts_are_not_compared() -> bool:
-    from fairseq_cli import preprocess
-
-    return "!=" not in inspect.getsource(preprocess._make_all)
-
-
-def _compare_counts() -> None:
-    from fairseq_cli import preprocess
-
-    make = preprocess._make_all
-
-    def make_all(lang: str, vocab: Any, args: Any) -> None:
-        if lang == args.source_lang and not args.only_source:
-            for path, other in _parallel_files(args):
-                counts = [_line_count(path), _line_count(other)]
-                if counts[0] != counts[1]:
-                    raise LeapformerError(
-                        f"{path} has {counts[0]} lines but {other} has {counts[1]}, so they are not translations line "
-                        "by line; give the files that belong together"
-                    )
-        make(lang, vocab, args)
-
-    preprocess._make_all = make_all
+@patch(
+    "counts-of-lines",
+    "preprocess accepts a source and a target with different numbers of lines",
+    source_has("fairseq_cli.preprocess:_make_all", "!=", not_yet=True),
+    "every fairseq",
+)
+@wrapping("fairseq_cli.preprocess:_make_all")
+def _compare_counts(make: Any, lang: str, vocab: Any, args: Any) -> None:
+    if lang == args.source_lang and not args.only_source:
+        for path, other in _parallel_files(args):
+            counts = [_line_count(path), _line_count(other)]
+            if counts[0] != counts[1]:
+                raise LeapformerError(
+                    f"{path} has {counts[0]} lines but {other} has {counts[1]}, so they are not translations line by "
+                    "line; give the files that belong together"
+                )
+    make(lang, vocab, args)
 
 
 def _line_count(path: str) -> int:
@@ -302,79 +305,14 @@ def _pools_wait_for_killed_processes() -> bool:
     return multiprocessing.Pool in (binarizer.Pool, dictionary.Pool)
 
 
+@patch(
+    "pools",
+    "preprocess --workers waits forever for a worker that was killed",
+    _pools_wait_for_killed_processes,
+    "every fairseq",
+)
 def _let_pools_notice_killed_processes() -> None:
     from fairseq import binarizer
     from fairseq.data import dictionary
 
     binarizer.Pool = dictionary.Pool = Pool
-
-
-PATCHES = (
-    Patch(
-        "pools",
-        "preprocess --workers waits forever for a worker that was killed",
-        "every fairseq",
-        _pools_wait_for_killed_processes,
-        _let_pools_notice_killed_processes,
-    ),
-    Patch(
-        "lines-of-files",
-        "preprocess ends a line at a carriage return inside a sentence, which pairs every later line with a wrong one; "
-        "here only a line feed does, and an error about text that is not UTF-8 names the line",
-        "every fairseq",
-        _chunks_end_at_any_line_end,
-        _end_lines_of_chunks_at_line_feeds,
-    ),
-    Patch(
-        "lines-of-input",
-        "interactive ends a line at a carriage return inside a sentence, and translates one sentence more than it got",
-        "every fairseq",
-        _input_ends_at_any_line_end,
-        _end_lines_of_input_at_line_feeds,
-    ),
-    Patch(
-        "counts-of-lines",
-        "preprocess accepts a source and a target with different numbers of lines",
-        "every fairseq",
-        _counts_are_not_compared,
-        _compare_counts,
-    ),
-    Patch(
-        "np.compat",
-        "np.compat.long is used by --sample-break-mode eos, language model generation and --num-batch-buckets",
-        "numpy >= 2.0",
-        _np_compat_is_missing,
-        _restore_np_compat,
-    ),
-    Patch(
-        "audio-without-torchaudio",
-        "resampling needs torchaudio.sox_effects and features torchaudio.compliance; soundfile, scipy and "
-        "onnxruntime do it, with the same features offline and streaming",
-        "torchaudio >= 2.9, absent, or built for another torch",
-        _torchaudio_fails,
-        _replace_torchaudio,
-    ),
-    Patch(
-        "checked-audio",
-        "audio of any length, rate and scale is decoded: a damaged header fills the memory, and 16-bit integers taken "
-        "for floats give features at another level; here our own reader checks it",
-        "every fairseq",
-        _audio_is_not_checked,
-        _check_audio,
-    ),
-    Patch(
-        "exit-code-134",
-        "the daemon thread that reads batches can be inside torch when the interpreter exits, which then aborts",
-        "fairseq 0.12 with --num-workers 0",
-        _consumer_is_daemon,
-        _stop_consumers_at_exit,
-    ),
-    Patch(
-        "moved-data",
-        "paths in a speech data configuration are absolute or relative to the working directory, so that its folder "
-        "cannot be moved",
-        "fairseq 0.12",
-        _paths_are_relative_to_working_directory,
-        _look_beside_the_configuration,
-    ),
-)

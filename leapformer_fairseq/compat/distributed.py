@@ -13,7 +13,7 @@ import torch
 from torch.multiprocessing.spawn import start_processes
 
 from ..support.errors import LeapformerError
-from .patch import Patch
+from .patch import patch, source_has, wrapping
 
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 
@@ -73,32 +73,24 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _processes_need_gpus() -> bool:
-    from fairseq.distributed import utils
+@patch(
+    "processes",
+    "on CPUs several processes train independent copies, or none starts; those of torchrun are not connected",
+    source_has("fairseq.distributed.utils:call_main", "torch.multiprocessing.spawn"),
+)
+@wrapping("fairseq.distributed.utils:call_main")
+def _start_processes_anywhere(original: Any, cfg: Any, main: Any, **kwargs: Any) -> None:
+    from omegaconf import OmegaConf, open_dict
 
-    # Read the source rather than call it: it would start processes.
-    return "torch.multiprocessing.spawn" in inspect.getsource(utils.call_main)
-
-
-def _start_processes_anywhere() -> None:
-    from fairseq.distributed import utils
-
-    original = utils.call_main
-
-    def call_main(cfg: Any, main: Any, **kwargs: Any) -> None:
-        from omegaconf import OmegaConf, open_dict
-
-        with open_dict(cfg) if OmegaConf.is_config(cfg) else nullcontext():
-            processes = place(cfg, os.environ, torch.cuda.device_count())
-        if not processes:
-            original(cfg, main, **kwargs)
-            return
-        cfg.distributed_training.distributed_rank = None  # distributed_main then takes start_rank plus its number
-        # Forked processes and their data loaders need not import everything again, which would take a minute.
-        arguments = (processes, main, cfg, {**kwargs, "start_rank": 0})
-        start_processes(_run_process, arguments, processes, start_method="fork")
-
-    utils.call_main = call_main
+    with open_dict(cfg) if OmegaConf.is_config(cfg) else nullcontext():
+        processes = place(cfg, os.environ, torch.cuda.device_count())
+    if not processes:
+        original(cfg, main, **kwargs)
+        return
+    cfg.distributed_training.distributed_rank = None  # distributed_main then takes start_rank plus its number
+    # Forked processes and their data loaders need not import everything again, which would take a minute.
+    arguments = (processes, main, cfg, {**kwargs, "start_rank": 0})
+    start_processes(_run_process, arguments, processes, start_method="fork")
 
 
 def _run_process(number: int, processes: int, main: Any, cfg: Any, kwargs: dict[str, Any]) -> None:
@@ -111,26 +103,21 @@ def _run_process(number: int, processes: int, main: Any, cfg: Any, kwargs: dict[
 
 
 # ----------------------------------------------------------------------------------------------- communication on CPUs
-def _gathering_needs_gpus() -> bool:
+@patch(
+    "gathering",
+    "processes on CPUs exchange statistics through a GPU",
+    source_has("fairseq.distributed.utils:all_gather_list", "torch.cuda.ByteTensor"),
+)
+@wrapping("fairseq.distributed.utils:all_gather_list")
+def _gather_anywhere(original: Any, data: Any, group: Any = None, max_size: int = 16384) -> list[Any]:
     from fairseq.distributed import utils
 
-    return "torch.cuda.ByteTensor" in inspect.getsource(utils.all_gather_list)
-
-
-def _gather_anywhere() -> None:
-    from fairseq.distributed import utils
-
-    original = utils.all_gather_list
-
-    def all_gather_list(data: Any, group: Any = None, max_size: int = 16384) -> list[Any]:
-        group = utils.get_global_group() if group is None else group
-        if torch.distributed.get_backend(group) != "gloo":
-            return original(data, group, max_size)
-        gathered = [None] * utils.get_world_size(group)
-        torch.distributed.all_gather_object(gathered, data, group=group)
-        return gathered
-
-    utils.all_gather_list = all_gather_list
+    group = utils.get_global_group() if group is None else group
+    if torch.distributed.get_backend(group) != "gloo":
+        return list(original(data, group, max_size))
+    gathered = [None] * utils.get_world_size(group)
+    torch.distributed.all_gather_object(gathered, data, group=group)
+    return gathered
 
 
 def _ddp_needs_gpus() -> bool:
@@ -141,6 +128,7 @@ def _ddp_needs_gpus() -> bool:
     return unpatched and "device_ids=[args.device_id]" in wrapper
 
 
+@patch("ddp", "DistributedDataParallel is given the number of a GPU even on CPUs", _ddp_needs_gpus)
 def _let_ddp_take_cpus() -> None:
     """Drop the device numbers that fairseq passes: PyTorch rejects them for a module on a CPU."""
     from fairseq.models import distributed_fairseq_model
@@ -155,54 +143,18 @@ def _let_ddp_take_cpus() -> None:
     distributed_fairseq_model.DistributedDataParallel = parallel
 
 
-def _resuming_is_refused() -> bool:
-    from fairseq.distributed import utils
-
-    return 'torch.load(buffer, map_location="cpu")' in inspect.getsource(utils._broadcast_object_slow)
-
-
-def _broadcast_anything() -> None:
+@patch(
+    "broadcast",
+    "torch.load refuses the object that the first process sends to the others when a training resumes",
+    source_has("fairseq.distributed.utils:_broadcast_object_slow", 'torch.load(buffer, map_location="cpu")'),
+    "torch >= 2.6 (weights_only=True by default)",
+)
+@wrapping("fairseq.distributed.utils:_broadcast_object_slow")
+def _broadcast_anything(_: Any, obj: Any, src_rank: int, group: Any, dist_device: torch.device) -> Any:
     """Broadcast with torch's function, which unpickles freely.
 
     That is safe here: the source is a process of the same job, which has read the checkpoint with protection.
     """
-    from fairseq.distributed import utils
-
-    def _broadcast_object_slow(obj: Any, src_rank: int, group: Any, dist_device: torch.device) -> Any:
-        box = [obj]
-        torch.distributed.broadcast_object_list(box, src_rank, group=group, device=dist_device)
-        return box[0]
-
-    utils._broadcast_object_slow = _broadcast_object_slow
-
-
-PATCHES = (
-    Patch(
-        "processes",
-        "on CPUs several processes train independent copies, or none starts; those of torchrun are not connected",
-        "fairseq 0.12",
-        _processes_need_gpus,
-        _start_processes_anywhere,
-    ),
-    Patch(
-        "gathering",
-        "processes on CPUs exchange statistics through a GPU",
-        "fairseq 0.12",
-        _gathering_needs_gpus,
-        _gather_anywhere,
-    ),
-    Patch(
-        "ddp",
-        "DistributedDataParallel is given the number of a GPU even on CPUs",
-        "fairseq 0.12",
-        _ddp_needs_gpus,
-        _let_ddp_take_cpus,
-    ),
-    Patch(
-        "broadcast",
-        "torch.load refuses the object that the first process sends to the others when a training resumes",
-        "torch >= 2.6 (weights_only=True by default)",
-        _resuming_is_refused,
-        _broadcast_anything,
-    ),
-)
+    box = [obj]
+    torch.distributed.broadcast_object_list(box, src_rank, group=group, device=dist_device)
+    return box[0]

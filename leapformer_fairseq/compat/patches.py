@@ -1,4 +1,4 @@
-"""The list of all patches, and `apply`, which applies those that are needed."""
+"""`apply`, which applies all patches that are needed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import importlib
 import threading
 
 from ..support.lazy import lazily_imported
-from . import averages, checkpoints, configurations, data, distributed, noise, options, trust
-from .patch import Patch
+from . import checkpoints, data, distributed, training, trust  # noqa: F401  (they add their patches)
+from .patch import ALL, Patch
 
-PATCHES = (
-    *checkpoints.PATCHES, *trust.PATCHES, *data.PATCHES, *distributed.PATCHES, *options.PATCHES,
-    *averages.PATCHES, *noise.PATCHES, *configurations.PATCHES
-)  # fmt: skip
+PATCHES = tuple(ALL)
 
 _applied: dict[str, bool] = {}  # name of a patch -> whether it was needed, filled by the first `apply`
 _lock = threading.Lock()

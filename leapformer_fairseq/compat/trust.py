@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import ast
-import functools
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
 from ..support.errors import LeapformerError
-from .patch import Patch
+from .patch import patch, wrapping
 
 _NUMBERS, _FLAG, _LAYERS = (int, float, list, tuple), (bool, int, list), (int, list, tuple)
 #: options that fairseq passes to `eval` -> the types that they may have; a test searches its source for others
@@ -157,28 +156,27 @@ def _options_are_executed() -> bool:
         return False
 
 
+@patch("options-are-data", "options, also those of a checkpoint, are executed with eval", _options_are_executed)
 def _execute_nothing() -> None:
-    from fairseq import checkpoint_utils
-    from omegaconf import OmegaConf
-
-    load = checkpoint_utils.load_checkpoint_to_cpu
-
-    @functools.wraps(load)
-    def load_checkpoint_to_cpu(path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        state: dict[str, Any] = load(path, *args, **kwargs)
-        config = OmegaConf.to_container(state["cfg"]) if OmegaConf.is_config(state.get("cfg")) else {}
-        check_options(str(path), state.get("args"), config)
-        _check_names(str(path), config)
-        for section in (state.get("args"), getattr(state.get("cfg"), "model", None)):
-            forget_warm_starts(section)
-        _note_origin(str(path), state, config)
-        return state
-
-    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
+    _check_what_is_loaded()
     # A module's own global hides the builtin, so that only fairseq's code sees the replacement.
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "fairseq" and module is not None:
             vars(module)["eval"] = _literal_or_refuse
+
+
+@wrapping("fairseq.checkpoint_utils:load_checkpoint_to_cpu")
+def _check_what_is_loaded(load: Any, path: str, *args: Any, **options: Any) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    state: dict[str, Any] = load(path, *args, **options)
+    config = OmegaConf.to_container(state["cfg"]) if OmegaConf.is_config(state.get("cfg")) else {}
+    check_options(str(path), state.get("args"), config)
+    _check_names(str(path), config)
+    for section in (state.get("args"), getattr(state.get("cfg"), "model", None)):
+        forget_warm_starts(section)
+    _note_origin(str(path), state, config)
+    return state
 
 
 def _note_origin(path: str, state: dict[str, Any], config: Any) -> None:
@@ -201,14 +199,3 @@ def _literal_or_refuse(source: Any, *_: Any) -> Any:
         raise LeapformerError(
             f"{_short(source)}: fairseq would execute this, and {error}; give a literal value such as 20000,60000"
         ) from error
-
-
-PATCHES = (
-    Patch(
-        "options-are-data",
-        "options, also those of a checkpoint, are executed with eval",
-        "fairseq 0.12",
-        _options_are_executed,
-        _execute_nothing,
-    ),
-)

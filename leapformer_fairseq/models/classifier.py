@@ -7,16 +7,14 @@ et al., 2021, arXiv:2111.00035).
 
 from __future__ import annotations
 
-import math
 import re
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
 import torch
-from fairseq.models import BaseFairseqModel, register_model, register_model_architecture
+from fairseq.models import BaseFairseqModel, register_model
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import FairseqDropout
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
@@ -24,16 +22,59 @@ from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from fairseq.utils import get_available_activation_fns
 from torch import Tensor, nn
 
-from ..attention import sinusoids
-from ..modules import OfAnyOrigin, PassContext, add_attention_args, fill_attention_args, fill_options, swap_attention
+from ..attention import Option, sinusoids
+from ..modules import (
+    OfAnyOrigin,
+    PassContext,
+    add_attention_args,
+    add_options,
+    fill_attention_args,
+    fill_options,
+    swap_attention,
+)
 from ..support.errors import LeapformerError
+from .presets import Preset, register_presets
 from .task import adapt
 
-POOLINGS = ("cls", "mean", "packed", "padded-mean")
-POSITIONS = ("learned", "sinusoidal", "none")
-PAIRS = ("products", "concatenated")
 STD = 0.02  # initial standard deviation of position embeddings, and the default for tokens
 PAD = 0
+OPTIONS = (
+    Option("encoder_layers", 2, "layers", least=1),
+    Option("encoder_embed_dim", 64, "width of the encoder", least=1),
+    Option("encoder_attention_heads", 2, "attention heads", least=1),
+    Option("encoder_ffn_embed_dim", 128, "width of the feed-forward layers", least=1),
+    Option("encoder_normalize_before", True, "pre-norm layers"),
+    Option("classifier_width", 128, "width of the classifier's hidden layer", least=1),
+    Option(
+        "pairs",
+        "products",
+        "input of the classifier for two sequences: a, b, their product and difference (products), or a and b, with "
+        "one more hidden layer, half as wide (concatenated)",
+        ("products", "concatenated"),
+    ),
+    Option("embedding_std", STD, "initial standard deviation of token embeddings", above=0),
+    Option("activation_fn", "gelu", "of feed-forward layers: gelu, relu, ..."),
+    Option("dropout", 0.1, "dropout"),
+    Option("attention_dropout", 0.1, "dropout of attention weights"),
+    Option("activation_dropout", 0.0, "dropout after the activation"),
+    Option(
+        "max_positions",
+        4096,
+        "length of the longest sequence, plus one with --pooling cls, for the mark before it; the task cuts sequences "
+        "at --longest",
+        least=1,
+    ),
+    Option("positions", "learned", "position embeddings, or none", ("learned", "sinusoidal", "none")),
+    Option(
+        "pooling",
+        "cls",
+        "input of the classifier: the state of a mark before the sequence (cls), or the mean over its tokens (mean), "
+        "over the carry of the last layer that has one (packed; Luna), or over tokens and padding, which counts as "
+        "zeros (padded-mean)",
+        ("cls", "mean", "packed", "padded-mean"),
+    ),
+    Option("checkpoint_activations", False, "recompute layers in the backward pass: less memory"),
+)
 
 
 class Encoder(nn.Module):
@@ -92,42 +133,7 @@ class LeapformerClassifier(OfAnyOrigin, BaseFairseqModel):
 
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
-        number: dict[str, Any] = {"type": int, "metavar": "N"}
-        rate: dict[str, Any] = {"type": float, "metavar": "P"}
-        parser.add_argument("--encoder-layers", **number, help="(default: 2)")
-        parser.add_argument("--encoder-embed-dim", **number, help="width of the encoder (default: 64)")
-        parser.add_argument("--encoder-attention-heads", **number, help="(default: 2)")
-        parser.add_argument("--encoder-ffn-embed-dim", **number, help="width of the feed-forward layers (default: 128)")
-        parser.add_argument("--encoder-normalize-before", action="store_true", help="pre-norm layers")
-        parser.add_argument("--classifier-width", **number, help="width of its hidden layer (default: 128)")
-        parser.add_argument(
-            "--pairs", choices=PAIRS,
-            help="input of the classifier for two sequences: a, b, their product and difference (products), or a and "
-            "b, with one more hidden layer, half as wide (concatenated) (default: products)",
-        )  # fmt: skip
-        parser.add_argument(
-            "--embedding-std", type=float, metavar="X",
-            help="initial standard deviation of token embeddings (default: 0.02)",
-        )  # fmt: skip
-        parser.add_argument("--activation-fn", help="of feed-forward layers: gelu, relu, ... (default: gelu)")
-        parser.add_argument("--dropout", **rate, help="(default: 0.1)")
-        parser.add_argument("--attention-dropout", **rate, help="(default: 0.1)")
-        parser.add_argument("--activation-dropout", **rate, help="after the activation (default: 0)")
-        parser.add_argument(
-            "--max-positions", **number,
-            help="length of the longest sequence, plus one with --pooling cls, for the mark before it; the task cuts "
-            "sequences at --longest (default: 4096)",
-        )  # fmt: skip
-        parser.add_argument("--positions", choices=POSITIONS, help="position embeddings, or none (default: learned)")
-        parser.add_argument(
-            "--pooling", choices=POOLINGS,
-            help="input of the classifier: the state of a mark before the sequence (cls), or the mean over its tokens "
-            "(mean), over the carry of the last layer that has one (packed; Luna), or over tokens and padding, which "
-            "counts as zeros (padded-mean) (default: cls)",
-        )  # fmt: skip
-        parser.add_argument(
-            "--checkpoint-activations", action="store_true", help="recompute layers in the backward pass: less memory"
-        )
+        add_options(parser, OPTIONS)
         parser.add_argument(
             "--freeze", metavar="REGEX", help="do not train parameters whose names contain a match (default: none)"
         )
@@ -207,12 +213,8 @@ def _check_data(args: Namespace, about: Any) -> None:
 
 def _check_sizes(args: Namespace) -> None:
     """Raise LeapformerError for sizes with which no model can be built."""
-    names = ("encoder_layers", "encoder_embed_dim", "encoder_attention_heads", "encoder_ffn_embed_dim")
-    for name in (*names, "classifier_width", "max_positions"):
-        if getattr(args, name) < 1:
-            raise LeapformerError(f"--{name.replace('_', '-')} {getattr(args, name)}: give at least 1")
-    if not 0 < args.embedding_std < math.inf:
-        raise LeapformerError(f"--embedding-std {args.embedding_std}: give a number above 0")
+    for option in OPTIONS:
+        option.check(getattr(args, option.name))
     if args.encoder_embed_dim % args.encoder_attention_heads:
         raise LeapformerError(
             f"--encoder-attention-heads {args.encoder_attention_heads}: heads share --encoder-embed-dim "
@@ -233,35 +235,13 @@ def _freeze(model: nn.Module, pattern: str) -> None:
         parameter.requires_grad_(False)
 
 
-@register_model_architecture("leapformer_classifier", "leapformer_classifier")
 def leapformer_classifier(args: Namespace) -> None:
     """The sizes of `leapformer_classifier_lra_text`, for sequences of up to 4,095 tokens."""
-    fill_options(
-        args,
-        {
-            "encoder_layers": 2,
-            "encoder_embed_dim": 64,
-            "encoder_attention_heads": 2,
-            "encoder_ffn_embed_dim": 128,
-            "encoder_normalize_before": True,
-            "classifier_width": 128,
-            "pairs": "products",
-            "embedding_std": STD,
-            "activation_fn": "gelu",
-            "dropout": 0.1,
-            "attention_dropout": 0.1,
-            "activation_dropout": 0.0,
-            "max_positions": 4096,
-            "positions": "learned",
-            "pooling": "cls",
-            "checkpoint_activations": False,
-            "freeze": None,
-        },
-    )
+    fill_options(args, {"freeze": None, **{option.name: option.default for option in OPTIONS}})
     fill_attention_args(args)
 
 
-def _sizes(layers: int, width: int, heads: int, ffn: int, longest: int, **more: Any) -> dict[str, Any]:
+def _sizes(layers: int, width: int, heads: int, ffn: int, longest: int, **more: Any) -> Preset:
     return {
         "encoder_layers": layers,
         "encoder_embed_dim": width,
@@ -276,10 +256,12 @@ def _sizes(layers: int, width: int, heads: int, ffn: int, longest: int, **more: 
 # LeaPformer, appendix A.10: 2 layers, 64 wide, 2 heads, feed-forward 128. Position tables are as long as in its code:
 # for images, without a place for the mark, so the last pixel is cut off.
 LRA_POSITIONS = {"listops": 2048, "text": 4096, "retrieval": 4096, "pathfinder": 1024, "image": 1024}
-PRESETS = {f"lra_{task}": _sizes(2, 64, 2, 128, longest) for task, longest in LRA_POSITIONS.items()}
+PRESETS: dict[str, Preset] = {"": {}} | {
+    f"lra_{task}": _sizes(2, 64, 2, 128, longest) for task, longest in LRA_POSITIONS.items()
+}
 
 
-def _tay(*sizes: int, dropout: float = 0.1, **more: Any) -> dict[str, Any]:
+def _tay(*sizes: int, dropout: float = 0.1, **more: Any) -> Preset:
     """Sizes, with dropout after the activation and embeddings of variance 1, as in all models of Tay et al.'s code."""
     more = {"positions": "sinusoidal", "embedding_std": 1.0, **more}
     return _sizes(*sizes, dropout=dropout, activation_dropout=dropout, **more)
@@ -294,15 +276,4 @@ PRESETS |= {
     "luna_image": _tay(1, 64, 8, 128, 1025, positions="learned", dropout=0.3, attention_dropout=0.2),
     "luna_pathfinder": _tay(4, 32, 4, 32, 1025, pooling="mean", dropout=0.2),
 }
-
-
-def _preset(sizes: dict[str, Any]) -> Callable[[Namespace], None]:
-    def preset(args: Namespace) -> None:
-        fill_options(args, sizes)
-        leapformer_classifier(args)
-
-    return preset
-
-
-for _name, _values in PRESETS.items():
-    register_model_architecture("leapformer_classifier", f"leapformer_classifier_{_name}")(_preset(_values))
+register_presets("leapformer_classifier", leapformer_classifier, PRESETS)

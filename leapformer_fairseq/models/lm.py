@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fairseq import options
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import (
     TransformerLanguageModel,
@@ -25,6 +26,7 @@ from torch import nn
 
 from ..modules import OfAnyOrigin, add_attention_args, fill_attention_args
 from ..support.errors import LeapformerError
+from .presets import Preset, register_presets
 from .task import adapt
 from .transformer import Decoder
 
@@ -122,13 +124,7 @@ def _longest_block(args: Namespace, task: Any) -> int | None:
     return None if sentences else getattr(args, "tokens_per_sample", None)
 
 
-@register_model_architecture("leapformer_lm", "leapformer_lm")
-def leapformer_lm(args: Namespace) -> None:
-    """6 layers, 512 wide, 8 heads, pre-norm."""
-    _fill(args, base_lm_architecture)
-
-
-def _fill(args: Namespace, preset: Callable[[Namespace], None]) -> None:
+def leapformer_lm(args: Namespace, preset: Callable[[Namespace], None] = base_lm_architecture) -> None:
     """Fill unset options with those of fairseq's preset, pre-norm by default."""
     normalize_before = getattr(args, "decoder_normalize_before", True)
     fill_attention_args(args, encoder=False)
@@ -136,47 +132,28 @@ def _fill(args: Namespace, preset: Callable[[Namespace], None]) -> None:
     args.decoder_normalize_before = normalize_before  # the preset sets it, whatever the user chose
 
 
-@register_model_architecture("leapformer_lm", "leapformer_lm_wiki103")
-def leapformer_lm_wiki103(args: Namespace) -> None:
-    """The LeaPformer paper's size: 16 layers, 512 wide, 8 heads, adaptive embeddings cut at 20,000 and 60,000."""
-    _baevski(args, width=512, ffn=2048)
+def _small(layers: int, width: int, heads: int, **more: Any) -> Preset:
+    sizes = {"layers": layers, "embed_dim": width, "ffn_embed_dim": 4 * width, "attention_heads": heads}
+    return {**{f"decoder_{name}": value for name, value in sizes.items()}, **more}
 
 
-@register_model_architecture("leapformer_lm", "leapformer_lm_wiki103_big")
-def leapformer_lm_wiki103_big(args: Namespace) -> None:
-    """The size in the paper's public scripts and of the ABC paper: 16 layers, 1,024 wide, 8 heads."""
-    _baevski(args, width=1024, ffn=4096)
-
-
-@register_model_architecture("leapformer_lm", "leapformer_lm_wiki103_32")
-def leapformer_lm_wiki103_32(args: Namespace) -> None:
-    """The same with 32 layers, the larger size of the ABC paper (table 10); use it with `--decoder-layerdrop 0.2`."""
-    args.decoder_layers = getattr(args, "decoder_layers", 32)
-    leapformer_lm_wiki103_big(args)
-
-
-@register_model_architecture("leapformer_lm", "leapformer_lm_wiki2")
-def leapformer_lm_wiki2(args: Namespace) -> None:
-    """For WikiText-2 on two CPU cores: 4 layers, 128 wide, 4 heads, tied embeddings."""
-    args.share_decoder_input_output_embed = getattr(args, "share_decoder_input_output_embed", True)
-    _small(args, layers=4, width=128, heads=4)
-
-
-@register_model_architecture("leapformer_lm", "leapformer_lm_tiny")
-def leapformer_lm_tiny(args: Namespace) -> None:
-    """For tests: 2 layers, 64 wide, 2 heads."""
-    _small(args, layers=2, width=64, heads=2)
-
-
-def _baevski(args: Namespace, width: int, ffn: int) -> None:
-    args.decoder_embed_dim = getattr(args, "decoder_embed_dim", width)
-    args.decoder_ffn_embed_dim = getattr(args, "decoder_ffn_embed_dim", ffn)
-    _fill(args, transformer_lm_baevski_wiki103)
-
-
-def _small(args: Namespace, layers: int, width: int, heads: int) -> None:
-    args.decoder_layers = getattr(args, "decoder_layers", layers)
-    args.decoder_embed_dim = getattr(args, "decoder_embed_dim", width)
-    args.decoder_ffn_embed_dim = getattr(args, "decoder_ffn_embed_dim", 4 * width)
-    args.decoder_attention_heads = getattr(args, "decoder_attention_heads", heads)
-    leapformer_lm(args)
+_BIG = {"decoder_embed_dim": 1024, "decoder_ffn_embed_dim": 4096}
+register_presets(
+    "leapformer_lm",
+    leapformer_lm,
+    {
+        "": {},  # 6 layers, 512 wide, 8 heads
+        "wiki2": _small(4, 128, 4, share_decoder_input_output_embed=True),  # for WikiText-2 on two CPU cores
+        "tiny": _small(2, 64, 2),  # for tests
+    },
+)
+# 16 layers, 8 heads, adaptive embeddings cut at 20,000 and 60,000.
+register_presets(
+    "leapformer_lm",
+    partial(leapformer_lm, preset=transformer_lm_baevski_wiki103),
+    {
+        "wiki103": {"decoder_embed_dim": 512, "decoder_ffn_embed_dim": 2048},  # the LeaPformer paper's size
+        "wiki103_big": _BIG,  # the size in the paper's public scripts and of the ABC paper
+        "wiki103_32": {**_BIG, "decoder_layers": 32},  # ABC, table 10; use it with `--decoder-layerdrop 0.2`
+    },
+)

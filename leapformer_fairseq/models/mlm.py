@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model
 from fairseq.models.roberta import RobertaEncoder, RobertaHubInterface, RobertaModel
 from fairseq.models.roberta.model import base_architecture
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
@@ -31,6 +31,7 @@ from ..modules import (
 )
 from ..support.errors import LeapformerError
 from .carry import CARRY
+from .presets import Preset, register_presets
 from .task import adapt
 
 POOLINGS = ("cls", "mean", "packed")
@@ -190,38 +191,28 @@ def _check_classes(task: SentencePredictionTask) -> None:
         )
 
 
-@register_model_architecture("leapformer_mlm", "leapformer_mlm")
 def leapformer_mlm(args: Namespace) -> None:
     """RoBERTa-base, as in the ABC and Luna papers: 12 layers, 768 wide, feed-forward 3,072, 12 heads."""
-    fill_options(args, {"abc_slots": "64"})  # ABC, table 12: 64 and 128
+    fill_options(args, {"abc_slots": "64", "pooling": "cls"})  # ABC, table 12: 64 and 128 slots
     fill_attention_args(args)
-    args.pooling = getattr(args, "pooling", None) or "cls"
     if getattr(args, "max_positions", None) is None:  # --task sentence_ranking needs a number, too
         args.max_positions = getattr(args, "tokens_per_sample", None) or 512
     base_architecture(args)
 
 
-@register_model_architecture("leapformer_mlm", "leapformer_mlm_small")
-def leapformer_mlm_small(args: Namespace) -> None:
-    """For two CPU cores: 4 layers, 256 wide, 4 heads.
-
-    Positions are sinusoidal, and embeddings are scaled: with learned positions, a model needs more text than a CPU
-    reads in an hour before it can tell neighbouring tokens.
-    """
-    args.encoder_learned_pos = getattr(args, "encoder_learned_pos", False)
-    args.no_scale_embedding = getattr(args, "no_scale_embedding", False)
-    _sizes(args, layers=4, width=256, heads=4)
+def _sizes(layers: int, width: int, heads: int, **more: Any) -> Preset:
+    sizes = {"layers": layers, "embed_dim": width, "ffn_embed_dim": 4 * width, "attention_heads": heads}
+    return {**{f"encoder_{name}": value for name, value in sizes.items()}, **more}
 
 
-@register_model_architecture("leapformer_mlm", "leapformer_mlm_tiny")
-def leapformer_mlm_tiny(args: Namespace) -> None:
-    """For tests: 2 layers, 64 wide, 2 heads."""
-    _sizes(args, layers=2, width=64, heads=2)
-
-
-def _sizes(args: Namespace, layers: int, width: int, heads: int) -> None:
-    args.encoder_layers = getattr(args, "encoder_layers", layers)
-    args.encoder_embed_dim = getattr(args, "encoder_embed_dim", width)
-    args.encoder_ffn_embed_dim = getattr(args, "encoder_ffn_embed_dim", 4 * width)
-    args.encoder_attention_heads = getattr(args, "encoder_attention_heads", heads)
-    leapformer_mlm(args)
+register_presets(
+    "leapformer_mlm",
+    leapformer_mlm,
+    {
+        "": {},
+        # For two CPU cores. Positions are sinusoidal, and embeddings are scaled: with learned positions, a model needs
+        # more text than a CPU reads in an hour before it can tell neighbouring tokens.
+        "small": _sizes(4, 256, 4, encoder_learned_pos=False, no_scale_embedding=False),
+        "tiny": _sizes(2, 64, 2),  # for tests
+    },
+)

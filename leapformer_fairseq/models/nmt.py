@@ -5,14 +5,15 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model
 from fairseq.models.transformer import TransformerConfig, TransformerModel
-from fairseq.models.transformer.transformer_legacy import base_architecture, transformer_iwslt_de_en
+from fairseq.models.transformer.transformer_legacy import base_architecture
 from torch import Tensor, nn
 
 from ..modules import OfAnyOrigin, add_attention_args, fill_attention_args
 from ..support.errors import LeapformerError
 from .lengths import add_length_args, fill_length_args
+from .presets import Preset, on_both_sides, register_presets
 from .task import adapt
 from .transformer import Decoder, Encoder
 
@@ -68,7 +69,6 @@ class LeapformerNMTModel(OfAnyOrigin, TransformerModel):
         self.decoder.set_beam_size(beam_size)
 
 
-@register_model_architecture("leapformer_nmt", "leapformer_nmt")
 def leapformer_nmt(args: Namespace) -> None:
     """6 + 6 layers, 512 wide, 8 heads, as fairseq's `transformer`."""
     fill_attention_args(args)
@@ -76,63 +76,22 @@ def leapformer_nmt(args: Namespace) -> None:
     base_architecture(args)
 
 
-@register_model_architecture("leapformer_nmt", "leapformer_nmt_iwslt")
-def leapformer_nmt_iwslt(args: Namespace) -> None:
-    """IWSLT14 German-English: 6 + 6 layers, 512 wide, feed-forward 1,024, 4 heads, separate embeddings."""
-    fill_attention_args(args)
-    fill_length_args(args)
-    transformer_iwslt_de_en(args)
+def _sizes(layers: int, width: int, ffn: int, heads: int, **more: Any) -> Preset:
+    return {**on_both_sides(layers=layers, embed_dim=width, ffn_embed_dim=ffn, attention_heads=heads), **more}
 
 
-@register_model_architecture("leapformer_nmt", "leapformer_nmt_iwslt_tied")
-def leapformer_nmt_iwslt_tied(args: Namespace) -> None:
-    """The same, with shared decoder input and output embeddings."""
-    args.share_decoder_input_output_embed = getattr(args, "share_decoder_input_output_embed", True)
-    leapformer_nmt_iwslt(args)
-
-
-@register_model_architecture("leapformer_nmt", "leapformer_nmt_wmt14")
-def leapformer_nmt_wmt14(args: Namespace) -> None:
-    """WMT14 English-German: the base size, separate embeddings."""
-    leapformer_nmt(args)
-
-
-@register_model_architecture("leapformer_nmt", "leapformer_nmt_wmt14_tied")
-def leapformer_nmt_wmt14_tied(args: Namespace) -> None:
-    """The same, with all embeddings shared; needs a joined dictionary."""
-    args.share_all_embeddings = getattr(args, "share_all_embeddings", True)
-    leapformer_nmt_wmt14(args)
-
-
-@register_model_architecture("leapformer_nmt", "leapformer_nmt_iwslt17")
-def leapformer_nmt_iwslt17(args: Namespace) -> None:
-    """IWSLT17 in the Sparsefinder paper: 6 + 6 layers, 1,024 wide, feed-forward 4,096, 16 heads, shared embeddings."""
-    args.share_all_embeddings = getattr(args, "share_all_embeddings", True)
-    args.dropout = getattr(args, "dropout", 0.3)
-    _sizes(args, layers=6, width=1024, ffn=4096, heads=16)
-
-
-@register_model_architecture("leapformer_nmt", "leapformer_nmt_multi30k")
-def leapformer_nmt_multi30k(args: Namespace) -> None:
-    """Multi30k: 3 + 3 layers, 256 wide, feed-forward 512, 4 heads, dropout 0.3, all embeddings shared."""
-    args.share_all_embeddings = getattr(args, "share_all_embeddings", True)
-    args.dropout = getattr(args, "dropout", 0.3)
-    _sizes(args, layers=3, width=256, ffn=512, heads=4)
-
-
-@register_model_architecture("leapformer_nmt", "leapformer_nmt_tiny")
-def leapformer_nmt_tiny(args: Namespace) -> None:
-    """For tests: 2 + 2 layers, 64 wide, 2 heads."""
-    _sizes(args, layers=2, width=64, ffn=128, heads=2)
-
-
-def _sizes(args: Namespace, layers: int, width: int, ffn: int, heads: int) -> None:
-    for side in ("encoder", "decoder"):
-        for name, value in (
-            ("layers", layers),
-            ("embed_dim", width),
-            ("ffn_embed_dim", ffn),
-            ("attention_heads", heads),
-        ):
-            setattr(args, f"{side}_{name}", getattr(args, f"{side}_{name}", value))
-    leapformer_nmt(args)
+_IWSLT = _sizes(6, 512, 1024, 4)  # IWSLT14 German-English, with separate embeddings
+register_presets(
+    "leapformer_nmt",
+    leapformer_nmt,
+    {
+        "": {},
+        "iwslt": _IWSLT,
+        "iwslt_tied": {**_IWSLT, "share_decoder_input_output_embed": True},
+        "wmt14": {},  # English-German: the base size, separate embeddings
+        "wmt14_tied": {"share_all_embeddings": True},  # needs a joined dictionary
+        "iwslt17": _sizes(6, 1024, 4096, 16, share_all_embeddings=True, dropout=0.3),  # of the Sparsefinder paper
+        "multi30k": _sizes(3, 256, 512, 4, share_all_embeddings=True, dropout=0.3),
+        "tiny": _sizes(2, 64, 128, 2),  # for tests
+    },
+)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from fairseq.data.data_utils import lengths_to_padding_mask
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model
 from fairseq.models.speech_to_text.convtransformer import (
     ConvTransformerEncoder,
     ConvTransformerModel,
@@ -24,10 +24,11 @@ from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
 from ..attention import sinusoids
-from ..modules import OfAnyOrigin, add_attention_args, fill_attention_args, load_component, swap_attention
+from ..modules import OfAnyOrigin, add_attention_args, fill_attention_args, fill_options, load_component, swap_attention
 from ..support.errors import LeapformerError
 from .carry import CarryingEncoder
 from .lengths import EncoderOut, PredictingEncoder, add_length_args, build_length_predictor, fill_length_args
+from .presets import Preset, on_both_sides, register_presets
 from .streaming_encoder import (
     ArrivingSource,
     add_chunk_args,
@@ -290,51 +291,27 @@ class LeapformerS2TModel(OfAnyOrigin, ConvTransformerModel):
         return sample["target"], sample["target_lengths"]
 
 
-@register_model_architecture("leapformer_s2t", "leapformer_s2t")
 def leapformer_s2t(args: Namespace) -> None:
     """The LeaPformer paper's size: 12 encoder and 6 decoder layers, 256 wide, 8 heads, pre-norm."""
-    _set_sizes(args, encoder_layers=12, decoder_layers=6, width=256, ffn=1024, heads=8)
-
-
-@register_model_architecture("leapformer_s2t", "leapformer_s2t_mla")
-def leapformer_s2t_mla(args: Namespace) -> None:
-    """The Modular Linearized Attention paper's size: 6 + 6 layers, and 4 convolutions of kernel 4 (section 7.2.2).
-
-    The paper does not say which of them halve the length; here the first two do. `--conv-kernel-sizes 3,3` is ESPnet's.
-    """
-    _mla(args, width=256, heads=8)
-
-
-@register_model_architecture("leapformer_s2t", "leapformer_s2t_mla_224")
-def leapformer_s2t_mla_224(args: Namespace) -> None:
-    """The size of the same paper's table 9: 224 wide, 4 heads."""
-    _mla(args, width=224, heads=4)
-
-
-def _mla(args: Namespace, width: int, heads: int) -> None:
-    args.conv_kernel_sizes = getattr(args, "conv_kernel_sizes", None) or "4,4,4,4"
-    _set_sizes(args, encoder_layers=6, decoder_layers=6, width=width, ffn=1024, heads=heads)
-
-
-@register_model_architecture("leapformer_s2t", "leapformer_s2t_tiny")
-def leapformer_s2t_tiny(args: Namespace) -> None:
-    """For two CPU cores: the quickstart and the tests."""
-    args.conv_out_channels = getattr(args, "conv_out_channels", 16)
-    _set_sizes(args, encoder_layers=4, decoder_layers=2, width=128, ffn=256, heads=2)
-
-
-def _set_sizes(args: Namespace, encoder_layers: int, decoder_layers: int, width: int, ffn: int, heads: int) -> None:
-    args.encoder_layers = getattr(args, "encoder_layers", encoder_layers)
-    args.decoder_layers = getattr(args, "decoder_layers", decoder_layers)
-    args.encoder_embed_dim = getattr(args, "encoder_embed_dim", width)
-    args.encoder_ffn_embed_dim = getattr(args, "encoder_ffn_embed_dim", ffn)
-    args.encoder_attention_heads = getattr(args, "encoder_attention_heads", heads)
-    args.decoder_attention_heads = getattr(args, "decoder_attention_heads", heads)
-    args.encoder_normalize_before = getattr(args, "encoder_normalize_before", True)
-    args.decoder_normalize_before = getattr(args, "decoder_normalize_before", True)
-    args.conv_kernel_sizes = getattr(args, "conv_kernel_sizes", None) or ",".join(map(str, DEFAULT_KERNELS))
-    args.encoder_freezing_updates = getattr(args, "encoder_freezing_updates", 0)
+    fill_options(args, {**_sizes(12, 6, 256, 1024, 8), "conv_kernel_sizes": "3,3", "encoder_freezing_updates": 0})
     fill_attention_args(args)
     fill_chunk_args(args)
     fill_length_args(args)
     base_architecture(args)
+
+
+def _sizes(encoder_layers: int, decoder_layers: int, width: int, ffn: int, heads: int, **more: Any) -> Preset:
+    layers = {"encoder_layers": encoder_layers, "decoder_layers": decoder_layers}
+    wide = {"encoder_embed_dim": width, "encoder_ffn_embed_dim": ffn}
+    return {**layers, **wide, **on_both_sides(attention_heads=heads, normalize_before=True), **more}
+
+
+PRESETS = {
+    "": {},
+    # The Modular Linearized Attention paper's size (section 7.2.2). It does not say which of the four convolutions
+    # halve the length; here the first two do. `--conv-kernel-sizes 3,3` is ESPnet's.
+    "mla": _sizes(6, 6, 256, 1024, 8, conv_kernel_sizes="4,4,4,4"),
+    "mla_224": _sizes(6, 6, 224, 1024, 4, conv_kernel_sizes="4,4,4,4"),  # the same paper, table 9
+    "tiny": _sizes(4, 2, 128, 256, 2, conv_out_channels=16),  # for two CPU cores: the quickstart and the tests
+}
+register_presets("leapformer_s2t", leapformer_s2t, PRESETS)

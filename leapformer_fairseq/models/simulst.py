@@ -15,15 +15,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model
 from fairseq.tasks.speech_to_text import SpeechToTextTask
 from torch import Tensor
 
 from ..attention import Context, PrefixMask
-from ..modules import IncrementalState, PassOptions, attentions, check_decoder
+from ..modules import IncrementalState, PassOptions, attentions, check_decoder, fill_options
 from ..support.errors import LeapformerError
 from .lengths import EncoderOut
-from .s2t import LeapformerS2TModel, leapformer_s2t, leapformer_s2t_mla, leapformer_s2t_tiny
+from .presets import register_presets
+from .s2t import PRESETS, LeapformerS2TModel, leapformer_s2t
 from .speech_task import load_dataset_for_wait_k
 from .task import override
 from .transformer import Decoder
@@ -181,27 +182,10 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
         return super().forward(src_tokens, src_lengths, prev_output_tokens)
 
 
-def _wait_k(args: Namespace) -> None:
-    args.waitk_lagging = getattr(args, "waitk_lagging", "5")
-    args.fixed_pre_decision_ratio = getattr(args, "fixed_pre_decision_ratio", 9)
-
-
-@register_model_architecture("leapformer_simulst", "leapformer_simulst")
 def leapformer_simulst(args: Namespace) -> None:
-    """The LeaPformer paper's size: 12 + 6 layers, k = 5, 360 ms per decision."""
-    _wait_k(args)
+    """The options of `leapformer_s2t`, k = 5, 360 ms per decision."""
+    fill_options(args, {"waitk_lagging": "5", "fixed_pre_decision_ratio": 9})
     leapformer_s2t(args)
 
 
-@register_model_architecture("leapformer_simulst", "leapformer_simulst_mla")
-def leapformer_simulst_mla(args: Namespace) -> None:
-    """The Modular Linearized Attention paper's size: 6 + 6 layers."""
-    _wait_k(args)
-    leapformer_s2t_mla(args)
-
-
-@register_model_architecture("leapformer_simulst", "leapformer_simulst_tiny")
-def leapformer_simulst_tiny(args: Namespace) -> None:
-    """For two CPU cores: the quickstart and the tests."""
-    _wait_k(args)
-    leapformer_s2t_tiny(args)
+register_presets("leapformer_simulst", leapformer_simulst, {name: PRESETS[name] for name in ("", "mla", "tiny")})

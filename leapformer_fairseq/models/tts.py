@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 from fairseq.data.data_utils import lengths_to_padding_mask
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model
 from fairseq.models.text_to_speech.tts_transformer import (
     TTSTransformerDecoder,
     TTSTransformerEncoder,
@@ -29,6 +29,7 @@ from ..modules import (
     attentions,
     check_vocabulary,
     fill_attention_args,
+    fill_options,
     remember_vocabulary,
     swap_attention,
 )
@@ -43,6 +44,7 @@ from .lengths import (
     predicted_length,
     set_target_length,
 )
+from .presets import Preset, on_both_sides, register_presets
 from .task import adapt
 
 
@@ -243,35 +245,24 @@ class LeapformerTTSModel(OfAnyOrigin, TTSTransformerModel):
             attention.compose_weights = wanted
 
 
-@register_model_architecture("leapformer_tts", "leapformer_tts")
 def leapformer_tts(args: Namespace) -> None:
     """The MLA paper's size: 6 + 6 layers, 256 wide, feed-forward 1,024, 8 heads, 4 convolutions before and after.
 
     The convolutions after the decoder are 512 wide, as in fairseq and Li et al.
     """
-    _set_sizes(args, layers=6, width=256, ffn=1024, heads=8, convolutions=4, postnet=512)
-
-
-@register_model_architecture("leapformer_tts", "leapformer_tts_tiny")
-def leapformer_tts_tiny(args: Namespace) -> None:
-    """For two CPU cores: the espeak recipe and the tests."""
-    _set_sizes(args, layers=2, width=128, ffn=256, heads=2, convolutions=2, postnet=128)
-
-
-def _set_sizes(args: Namespace, layers: int, width: int, ffn: int, heads: int, convolutions: int, postnet: int) -> None:
-    for side in ("encoder", "decoder"):
-        for name, value in {
-            f"{side}_transformer_layers": layers,
-            f"{side}_embed_dim": width,
-            f"{side}_ffn_embed_dim": ffn,
-            f"{side}_attention_heads": heads,
-            f"{side}_normalize_before": True,
-        }.items():
-            setattr(args, name, getattr(args, name, value))
-    args.encoder_conv_layers = getattr(args, "encoder_conv_layers", convolutions)
-    args.postnet_layers = getattr(args, "postnet_layers", convolutions)
-    args.postnet_conv_dim = getattr(args, "postnet_conv_dim", postnet)
-    args.prenet_dim = getattr(args, "prenet_dim", width)
+    fill_options(args, _sizes(6, 256, 1024, 8, convolutions=4, postnet=512))
     fill_attention_args(args)
     fill_length_args(args)
     base_architecture(args)
+
+
+def _sizes(layers: int, width: int, ffn: int, heads: int, convolutions: int, postnet: int) -> Preset:
+    sizes = {"transformer_layers": layers, "embed_dim": width, "ffn_embed_dim": ffn, "attention_heads": heads}
+    around = {"encoder_conv_layers": convolutions, "postnet_layers": convolutions, "postnet_conv_dim": postnet}
+    return {**on_both_sides(**sizes, normalize_before=True), **around, "prenet_dim": width}
+
+
+# tiny: for two CPU cores, the espeak recipe and the tests.
+register_presets(
+    "leapformer_tts", leapformer_tts, {"": {}, "tiny": _sizes(2, 128, 256, 2, convolutions=2, postnet=128)}
+)

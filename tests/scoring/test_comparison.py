@@ -8,8 +8,8 @@ import pytest
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.scoring.comparison import collect, table
-from leapformer_fairseq.scoring.generation import score_generation
 from leapformer_fairseq.scoring.names import run_title
+from leapformer_fairseq.scoring.outputs import score_generation
 from leapformer_fairseq.scoring.pictures.comparison import comparison_figure, draw_comparison, spread
 from leapformer_fairseq.support.errors import LeapformerError
 

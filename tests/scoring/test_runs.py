@@ -9,7 +9,7 @@ import torch
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.models.averaging import describe_checkpoint
-from leapformer_fairseq.scoring.perplexity import score_evaluation
+from leapformer_fairseq.scoring.outputs import score_evaluation
 from leapformer_fairseq.scoring.runs import (
     check_order,
     collect_runs,

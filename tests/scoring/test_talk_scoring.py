@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -18,11 +17,11 @@ from leapformer_fairseq.runtime.formats.delays import queued, repaired
 from leapformer_fairseq.runtime.formats.runlog import Instance
 from leapformer_fairseq.runtime.formats.talks import LOGGED, Talk, read_talks, write_talks
 from leapformer_fairseq.scoring.latency import long_form_scores, regime
-from leapformer_fairseq.scoring.pieces import cut, read_pieces
+from leapformer_fairseq.scoring.pieces import Segment, cut, read_pieces, read_segments
 from leapformer_fairseq.scoring.quality import bleu, chrf
-from leapformer_fairseq.scoring.segmentation import Segment, read_segments
 from leapformer_fairseq.scoring.talk_report import TalkOptions, score_pieces, score_resegmented, score_talks
 from leapformer_fairseq.support.errors import LeapformerError
+from leapformer_fairseq.support.options import call, parse
 
 SEGMENTS = "- {wav: a.wav, offset: 1.0, duration: 2.0}\n- {wav: a.wav, offset: 4.0, duration: 2.5}\n" \
     "- {wav: a.wav, offset: 7.0, duration: 1.0}\n"  # fmt: skip
@@ -328,9 +327,7 @@ def test_marks_of_pieces():
 
 
 def run_command(*options: str) -> int:
-    parser = argparse.ArgumentParser()
-    score_command.add_arguments(parser)
-    return score_command.run(parser.parse_args(options))
+    return call(parse(score_command, [*options]))
 
 
 def test_command_prints_a_table_and_writes_json(files, tmp_path, capsys):

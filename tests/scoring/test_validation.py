@@ -9,8 +9,8 @@ import torch
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.models.averaging import describe_checkpoint
+from leapformer_fairseq.scoring.outputs import score_validation
 from leapformer_fairseq.scoring.runs import collect_runs, compare, runs_table
-from leapformer_fairseq.scoring.validation import score_validation
 from leapformer_fairseq.support.errors import LeapformerError
 
 MASKED = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import mmap
 from multiprocessing import get_context
@@ -327,19 +326,15 @@ def test_a_curve_of_talks_is_that_of_single_simulations(curve, simulate, tmp_pat
     assert (again[0]["LongYAAL_CA"]["mean"], again[0]["StreamLAAL_CA"]["mean"]) == (5000, 6)
 
 
-def test_a_history_is_one_more_item_where_simulate_has_it(monkeypatch) -> None:
-    parser = argparse.ArgumentParser()
-    curve_command.simulate.add_arguments(parser)
-    if not any(action.dest == "history" for action in parser._actions):
-        parser.add_argument("--history", choices=("segment", "window"), default="segment")
+def test_a_history_is_one_more_item() -> None:
     args = SimpleNamespace(talks="x", segment=["pause", "window tokens"])
     ways = [("--segment", "pause"), ("--history", "window"), ("--segment", "tokens")]
-    assert curve_command._segments(args, parser) == ways
+    assert curve_command._segments(args) == ways
     args.segment = ["segment"]
     with pytest.raises(
         talks_module.LeapformerError, match="--segment segment: choose from pause, sentence, tokens, seconds"
     ):
-        curve_command._segments(args, parser)
+        curve_command._segments(args)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from leapformer_fairseq.cli import fairseq_commands
-from leapformer_fairseq.compat import checkpoints as compat_checkpoints
+from leapformer_fairseq.compat.patch import source_has
 from leapformer_fairseq.studies import trainings
 from leapformer_fairseq.support import files
 from tests.commands import leapformer, run
@@ -127,7 +127,7 @@ def test_the_copy_of_a_checkpoint_is_whole_or_not_there(tmp_path: Path, monkeypa
         Path(target).write_text("ne")
         raise KeyboardInterrupt
 
-    assert not compat_checkpoints._copies_in_place()
+    assert not source_has("fairseq.file_io:PathManager.copy", "return shutil.copyfile")()
     with monkeypatch.context() as meanwhile:
         meanwhile.setattr(shutil, "copyfile", killed)
         with pytest.raises(KeyboardInterrupt):

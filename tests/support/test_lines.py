@@ -9,11 +9,11 @@ import pytest
 
 import leapformer_fairseq
 from leapformer_fairseq.data import glue, manifests, mustc, recordings, tables
-from leapformer_fairseq.models.length_predictors import lookup
+from leapformer_fairseq.models import length_predictors
 from leapformer_fairseq.runtime.commands import tts
 from leapformer_fairseq.runtime.formats import jsonl
 from leapformer_fairseq.scoring import segmentation, speech
-from leapformer_fairseq.scoring.generation import read_hypotheses, score_generation
+from leapformer_fairseq.scoring.outputs import read_hypotheses, score_generation
 from leapformer_fairseq.scoring.significance import read_systems
 from leapformer_fairseq.simul.simulate import read_utterances
 from leapformer_fairseq.studies.sparsefinder import tags
@@ -140,7 +140,7 @@ NO_UTF8 = {
     "pictures": lambda path: lines_or_text(str(path)),
     "manifest": lambda path: list(manifests.read_manifest(path)),
     "covost": lambda path: recordings.read_table(path, ("good",)),
-    "lengths": lambda path: list(lookup._read_table(path, None)),
+    "lengths": lambda path: list(length_predictors._read_table(path, None)),
     "spoken": lambda path: speech._sentences(path),
     "tts": lambda path: tts._lines(str(path)),
     "glue": lambda path: glue.read_examples(path, glue.find_task("SST-2")),

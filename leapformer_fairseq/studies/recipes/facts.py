@@ -89,13 +89,10 @@ def collect() -> dict[str, Any]:
 
 def _configured() -> Iterator[dict[str, str | None]]:
     """The options of trainings in our configurations."""
-    from .catalog import DATASETS
-
-    for name, about in DATASETS.items():
-        for paper in configuration.names(name):
-            configured = configuration.load(name, paper)
-            lists = [configured.get(kind, {}) for kind in ("train", "st") if kind in about.recipe.option_lists]
-            yield {flag: value for options in lists for flag, value in options.items()}
+    for folder in sorted(path for path in configuration.configs().iterdir() if path.is_dir()):
+        for paper in configuration.names(folder.name):
+            configured = configuration.load(folder.name, paper)
+            yield {**configured.get("train", {}), **configured.get("st", {})}
 
 
 if __name__ == "__main__":

@@ -176,7 +176,7 @@ def test_the_same_pixels_in_any_process_and_after_an_interruption(tmp_path, monk
         ("--contour 5 --side 16", "--contour 5: two curves of 20 pixels find no room in --side 16; give a shorter"),
         ("--contrast bright", "--contrast bright: choose from: published, equal"),
         ("--images 1", "--images 1: give at least 2, one of each label"),
-        ("--train 5", "--train is for --task st or tts or listops; leave it out with --task pathfinder"),
+        ("--train 5", "--train is for --task st or text or tts or listops; leave it out with --task pathfinder"),
     ],
 )
 def test_bad_options_are_one_line(options, message, tmp_path, capsys):
