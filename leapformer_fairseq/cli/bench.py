@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.set_defaults(benchmark=name)
 
 
+@calls.owning
 def run(args: argparse.Namespace) -> int:
     """Measure, and write the results after each case.
 
