@@ -170,7 +170,7 @@ def runs_table(rows: Sequence[Row]) -> Table:
     return Table(rows, [*columns, Column("parameters", form=",")])
 
 
-def _options(row: Row) -> list[str]:
+def _options(row: Mapping[str, Any]) -> list[str]:
     """The options of a row's runs, each with its value."""
     return re.split(r" (?=--)", row["options"])
 
