@@ -69,7 +69,6 @@ setup(
             "sacrebleu>=2.3",
             "scikit-learn",  # which fairseq imports, and Sparsefinder's k-means
             "scipy",
-            "tabulate",
             "tqdm",
         ],
         "simul": ["simuleval==1.1.4"],  # the agent; brings pandas, tornado, yt-dlp, pytest

@@ -37,7 +37,7 @@ _OF_TIME = re.compile(
     r"second|wps|ups\b|speed|time|signature|duration|throughput|(^|_)wall|_s$|_CA$|^compute$|without_prenet|^date$"
 )
 #: files of logs and pictures, and of tables with speeds, whose numbers are in a .json beside them
-_LEFT_OUT = re.compile(r"(\.log|\.png|\.md|commands\.sh|(table|quality)\.csv|compute\.jsonl)$")
+_LEFT_OUT = re.compile(r"(\.log|\.svg|\.md|commands\.sh|(table|quality)\.csv|compute\.jsonl)$")
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from leapformer_fairseq.runtime.simul.session import Session
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
 from leapformer_fairseq.runtime.simul.text import CharEmitter, WordEmitter
 from leapformer_fairseq.runtime.simul.times import ComputeTimes
+from leapformer_fairseq.scoring.figure import Figure
 from leapformer_fairseq.simul.engine import EncodedEngine, IncrementalEngine, RecomputeEngine
 from leapformer_fairseq.simul.simulate import Outcome, Utterance, logged
 from leapformer_fairseq.studies import launching
@@ -431,7 +432,7 @@ def test_probes_are_trained_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         return {str(size): (hash((run.rate, run.seed)) % 100) / 100 for size in probes.PROBES[run.probe].tested}
 
     monkeypatch.setattr(probes, "train", train)
-    monkeypatch.setattr(probes, "draw_probes", lambda *given: None)
+    monkeypatch.setattr(Figure, "save", lambda *given: "")
     study = probes.Study(["recall"], ["leap", "relu"], rates=(0.1, 0.2), seeds=(1, 2, 3), updates=7, out=tmp_path)
     Engine(study).run()
     assert len(trained) == 12 == len(set(trained)) and {updates for _, updates in trained} == {7}

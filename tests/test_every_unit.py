@@ -35,11 +35,11 @@ from leapformer_fairseq.runtime.simul.session import Session
 from leapformer_fairseq.runtime.simul.shown import Shown
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
 from leapformer_fairseq.runtime.simul.times import ComputeTimes
+from leapformer_fairseq.scoring.table import spread
 from leapformer_fairseq.simul import talks
 from leapformer_fairseq.simul.simulate import Simulation, Utterance
 from leapformer_fairseq.simul.states import States
 from leapformer_fairseq.studies import launching
-from leapformer_fairseq.studies.curve.curve_report import _spread
 from leapformer_fairseq.studies.linearize.stages import _seconds
 from leapformer_fairseq.studies.trainings import environment, speed
 from leapformer_fairseq.support.errors import LeapformerError
@@ -465,7 +465,7 @@ def test_the_end_of_a_sentence_is_a_sample_of_the_recording(threshold: float, ch
 
 # -------------------------------------------------------------------------------------------------------------- means
 def test_means_of_repeats_and_queues() -> None:
-    assert _spread([1.0, None, 2.0, 6.0]) == {"mean": 3.0, "min": 1.0, "max": 6.0} and _spread([None]) is None
+    assert spread([1.0, None, 2.0, 6.0]) == {"mean": 3.0, "min": 1.0, "max": 6.0} and spread([None]) is None
     assert queued([1.0, 2.0, 3.0], [5.0, 1.0, 1.0]) == [6.0, 7.0, 8.0]
 
 

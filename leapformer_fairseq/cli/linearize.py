@@ -58,6 +58,6 @@ def _linearize(args: Namespace) -> int:
     state, status = calls.run_study(study, args, launcher=Launcher(restarts=args.restarts))
     folder = study.folder(state)
     if not args.dry_run and folder in state.results:
-        tables = f"; {args.out}/table.md, table.json, linearize.png" if study.lines else ""
+        tables = f"; {args.out}/table.md, table.json, linearize.svg" if study.lines else ""
         calls.say("\n".join([f"done: {args.out}/{folder}/{CHECKPOINT}{tables}", *study.lines]))
     return status

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +65,7 @@ def _run(args: Namespace) -> int:
 
 # -------------------------------------------------------------------------------------------------------------- results
 def _table(args: Namespace) -> None:
+    from ..scoring.table import Column, Table
     from ..studies.lra import tables
 
     results, protocol, cells = _collected(args)
@@ -75,7 +75,8 @@ def _table(args: Namespace) -> None:
         folder = make_folder(args.out)
         write_text(folder / "table.md", f"# {protocol.title}\n\n{text}", "--out")
         write_json(folder / "results.json", {"protocol": protocol.name, "rows": tables.as_rows(cells), "runs": results})
-        _write_csv(folder / "results.csv", results)
+        columns = [Column(name) for name in results[0] if name not in ("quirks", "signature", "cores")]
+        write_text(folder / "results.csv", Table(results, columns).csv(), "--out")
 
 
 def _collected(args: Namespace) -> tuple[list[dict[str, Any]], Protocol, Any]:
@@ -84,18 +85,6 @@ def _collected(args: Namespace) -> tuple[list[dict[str, Any]], Protocol, Any]:
 
     results, protocol = collect([Path(folder) for folder in args.results])
     return results, protocol, tables.cells(results)
-
-
-def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    import csv
-    import io
-
-    names = [name for name in rows[0] if name not in ("quirks", "signature", "cores")]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, text.getvalue(), "--out")
 
 
 def _quirks(args: Namespace) -> None:
@@ -129,7 +118,7 @@ def _rcp(args: Namespace) -> None:
         folder = make_folder(args.out)
         write_text(folder / "rcp.md", table.text(), "--out")
         write_json(folder / "rcp.json", table.content(), "--out")
-        table.draw(folder / "rcp.png")
+        table.draw(folder / "rcp.svg")
 
 
 def _params(args: Namespace) -> None:
@@ -207,7 +196,7 @@ results [DIR...]        {RESULTS}
 --bench FILE            lra.json of `leapformer bench lra`, for throughput and memory
 --published [(leapformer|luna)=leapformer]  from the tables that this paper prints instead (without a name: leapformer)
 --std X = paper         paper (1.482567), table (of the rows at hand: a row more changes all scores), or a number
---out DIR               also write rcp.md, rcp.json and rcp.png here
+--out DIR               also write rcp.md, rcp.json and rcp.svg here
 """,
         _rcp,
     ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from ..scoring.pictures.spectrograms import draw_spectrograms
+from ..scoring.pictures.heatmaps import draw_spectrograms
 from ..scoring.speech import (
     Kind,
     Report,
@@ -18,6 +18,7 @@ from ..scoring.speech import (
     score_speech,
     speech_table,
 )
+from ..scoring.table import bullets, page, signed
 from ..support.errors import LeapformerError
 from ..support.files import make_folder, write_json, write_text
 from ..support.options import choice
@@ -108,9 +109,9 @@ def _write(out: Path, reports: Mapping[str, Report]) -> None:
 
 def _markdown(reports: Mapping[str, Report], notes: Sequence[str], table_signature: str) -> str:
     models: dict[str, dict[str, Any]] = {name: report["model"] for name, report in reports.items() if "model" in report}
-    signatures = [f"* {name}: `{model['signature']}`" for name, model in models.items() if "signature" in model]
-    parts = [f"# {TITLE}", speech_table(reports, "github"), *notes, "Signatures:"]
-    return "\n\n".join([*parts, "\n".join([*signatures, f"* this table: `{table_signature}`"])]) + "\n"
+    signatures = signed({name: model["signature"] for name, model in models.items() if "signature" in model})
+    lines = bullets([*signatures, f"this table: `{table_signature}`"])
+    return page(f"# {TITLE}", speech_table(reports).markdown(), *notes, "Signatures:", lines)
 
 
 def _draw(runs: Mapping[str, Run], spectra: Spectra, count: int, out: Path) -> list[Path]:
@@ -120,6 +121,6 @@ def _draw(runs: Mapping[str, Run], spectra: Spectra, count: int, out: Path) -> l
     for rank, sentence in enumerate(first.sentences[:count]):
         panels = {"reference": spectra.log_mels(sentence.reference)}
         panels |= {name: spectra.log_mels(run.sentences[rank].audio) for name, run in runs.items()}
-        paths.append(out / f"spectrogram_{rank + 1}.png")
+        paths.append(out / f"spectrogram_{rank + 1}.svg")
         draw_spectrograms(panels, first.mels, f"{sentence.id}: {sentence.text}", paths[-1])
     return paths

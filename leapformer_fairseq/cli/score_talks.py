@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tabulate import tabulate
-
 from ..runtime.formats.talks import LOGGED, QUEUED, REPAIRED
 from ..scoring.latency import HIGH_MS, LOW_MS
+from ..scoring.table import Column, Table
 from ..scoring.talk_report import LATENCIES, WAYS
 
 _HEADERS = {"": "source heard", LOGGED: "CA as logged", REPAIRED: "CA repaired", QUEUED: "CA queued"}
@@ -44,18 +43,20 @@ def _latency(report: dict[str, Any]) -> list[str]:
     """A table with a row for each latency and a column for each way to account for computation."""
     scores = report["scores"]
     ways = [way for way in WAYS if any(name + (way and f"_{way}") in scores for name in LATENCIES)]
-    rows: list[list[Any]] = []
+    rows: list[dict[str, Any]] = []
     for name in LATENCIES:
-        values = [scores.get(name + (way and f"_{way}")) for way in ways]
-        if any(value is not None for value in values):
-            rows.append([name, "" if name == "LongAP" else "ms", *values])
+        values = {way: scores.get(name + (way and f"_{way}")) for way in ways}
+        if any(value is not None for value in values.values()):
+            rows.append({"name": name, "unit": "" if name == "LongAP" else "ms", "ways": values})
         if name == "LongLAAL" and rows:  # StreamLAAL is its mean, in seconds
-            rows.append(["StreamLAAL", "s", *(report["StreamLAAL_s"].get(way or "source heard") for way in ways)])
+            seconds = {way: report["StreamLAAL_s"].get(way or "source heard") for way in ways}
+            rows.append({"name": "StreamLAAL", "unit": "s", "ways": seconds})
     if not rows:
         return ["nothing was written: there is no latency"]
     low, high = LOW_MS / 1000, HIGH_MS / 1000
     limits = {"low": f"low (LongYAAL to {low:g} s)", "high": f"high ({low:g} to {high:g} s)"}
-    table = tabulate(rows, headers=["", "", *(_HEADERS[way] for way in ways)], floatfmt=".3f")
+    columns = [Column(f"ways.{way}", _HEADERS[way], ".3f") for way in ways]
+    table = Table(rows, [Column("name", ""), Column("unit", ""), *columns]).markdown()
     return [*table.split("\n"), f"latency regime: {limits.get(report['regime'], f'none (0 to {high:g} s)')}", ""]
 
 

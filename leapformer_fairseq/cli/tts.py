@@ -45,6 +45,6 @@ class _Training:
         return load_hifigan(checkpoint, config)
 
     def draw(self, utterance: Utterance, script: Script, path: Path) -> None:
-        from ..scoring.pictures.utterances import draw_utterance
+        from ..scoring.pictures.heatmaps import draw_utterance
 
         draw_utterance(utterance, script, path)

@@ -42,8 +42,8 @@ def test_the_report_is_complete(finished):
         assert "AL_CA" not in row and row["compute"] is None  # nothing was timed
     assert "BLEU" in scores["signatures"] and "commit" in scores["signatures"]["leapformer_fairseq"]
     report = (finished / "report.md").read_text(encoding="utf-8")
-    assert f"| {TITLE} " in report and OPTIONS in report and "AL_CA" not in report and "curve.png" in report
-    assert (finished / "curve.png").stat().st_size > 5000
+    assert f"| {TITLE} " in report and OPTIONS in report and "AL_CA" not in report and "curve.svg" in report
+    assert (finished / "curve.svg").stat().st_size > 5000
 
 
 def test_the_report_ends_with_what_was_trained_and_what_to_do_with_it(finished):

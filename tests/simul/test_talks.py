@@ -23,7 +23,7 @@ from leapformer_fairseq.simul.talks import TalkSimulation, course, growth
 from leapformer_fairseq.support import processes
 from leapformer_fairseq.support.memory import resident_bytes
 from tests.covering import in_turn
-from tests.scoring.pictures.images import pixels
+from tests.scoring.pictures.images import texts
 from tests.simul.test_loading import data_root  # noqa: F401  (a fixture)
 from tests.simul.test_simulate import checkpoints, test_set  # noqa: F401  (fixtures)
 
@@ -311,7 +311,7 @@ def test_a_curve_of_talks_is_that_of_single_simulations(curve, simulate, tmp_pat
     row = rows[1]
     of_grid = without_times(out / "runs" / row["run"] / "metrics.jsonl")
     assert without_times(alone / "metrics.jsonl") == of_grid
-    pixels(out / "curve.png")
+    assert texts(out / "curve.svg")
     text = (out / "table.md").read_text()
     assert "LongYAAL_CA ms" in text and "StreamLAAL s" in printed and "Still to do" not in text
     assert (out / "commands.sh").read_text().count("--segment tokens") == 1

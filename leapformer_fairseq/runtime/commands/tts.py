@@ -96,7 +96,7 @@ def _run(args: argparse.Namespace, training: Training | None) -> int:
             rows.append(_write(folder, script, utterance, vocode, mels.sample_rate))
             if training and utterance.alignment is not None:
                 (folder / "plots").mkdir(exist_ok=True)
-                training.draw(utterance, script, folder / "plots" / f"{script.id}.png")
+                training.draw(utterance, script, folder / "plots" / f"{script.id}.svg")
             watch(len(rows), len(scripts))
     stopped = sum(int(row["stopped"]) for row in rows)
     print(f"{len(rows)} sentences in {folder}; {stopped} of them ended by themselves")

@@ -31,7 +31,7 @@ from ...attention.ops import dispatch
 from ...attention.sparse.pattern import Pattern
 from ...support.memory import MIB
 from . import measure, peers
-from .tables import Table
+from .tables import Shown
 
 HEADS, HEAD_DIM = 8, 32
 SDPA = "sdpa"
@@ -53,10 +53,10 @@ PARITY = 1e-10  # largest relative difference between forms in float64
 SECONDS = 20.0  # per case
 TITLE = "Attention: speed and memory"
 TABLES = (
-    Table("Forward and backward: times as fast as SDPA", "times", "ratio", "forward_backward_ms", SDPA, ("auto", SDPA)),
-    Table("Forward: times as fast as SDPA", "times", "ratio_forward", "forward_ms", SDPA, ("auto", SDPA)),
-    Table("One step of generation: times as fast as a KV cache", "steps", "ratio", "us", "softmax"),
-    Table("Peak memory, forward and backward: times that of SDPA", "memory", "ratio", "peak_mib", SDPA),
+    Shown("Forward and backward: times as fast as SDPA", "times", "ratio", "forward_backward_ms", SDPA, ("auto", SDPA)),
+    Shown("Forward: times as fast as SDPA", "times", "ratio_forward", "forward_ms", SDPA, ("auto", SDPA)),
+    Shown("One step of generation: times as fast as a KV cache", "steps", "ratio", "us", "softmax"),
+    Shown("Peak memory, forward and backward: times that of SDPA", "memory", "ratio", "peak_mib", SDPA),
 )
 
 

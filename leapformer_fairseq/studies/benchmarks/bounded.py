@@ -29,7 +29,7 @@ from ...attention.bounded.mlp import MLP
 from ...support.memory import MIB
 from . import measure
 from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks)
-from .tables import Results, Table
+from .tables import Results, Shown
 
 HEADS, HEAD_DIM, SLOTS = 8, 64, 32
 TOKENS = 2048  # per batch, which has at least one sequence
@@ -39,9 +39,9 @@ ROOM = {"abc_max_length": 20_000, "abc_pool_size": 512, "abc_global_every": 512}
 SECONDS = 30.0  # per case
 TITLE = "Bounded memories: speed and memory of training"
 TABLES = (
-    Table("Forward and backward: times as fast as SDPA", "times", "ratio", "ms", SDPA),
-    Table("Forward and backward: times as fast as cumulative sums", "cumulative", "ratio", "ms", CUMULATIVE),
-    Table("Peak memory, forward and backward: times that of SDPA", "memory", "ratio", "peak_mib", SDPA),
+    Shown("Forward and backward: times as fast as SDPA", "times", "ratio", "ms", SDPA),
+    Shown("Forward and backward: times as fast as cumulative sums", "cumulative", "ratio", "ms", CUMULATIVE),
+    Shown("Peak memory, forward and backward: times that of SDPA", "memory", "ratio", "peak_mib", SDPA),
 )
 
 CASES, QUICK_CASES = (1024, 4096, 16384), (128, 512)

@@ -54,7 +54,7 @@ from ...attention.decoding import cpu
 from ...modules import BLOCKS
 from ...support.errors import LeapformerError
 from . import measure
-from .tables import Results, Table
+from .tables import Results, Shown
 
 FAIRSEQ, ONCE, EXPORTED = "fairseq", "fairseq (post-net once)", "leap (exported)"
 SIZES: dict[str, Any] = {
@@ -81,12 +81,12 @@ MECHANISMS_MEASURED = (  # by default
 )  # fmt: skip
 TITLE = "Whole models: speed and FLOPs of text to speech"
 TABLES = (
-    Table("Decoder: times as fast as fairseq", "decoders", "ratio", "it/s", FAIRSEQ),
-    Table("Decoder: steps per second", "decoders", "it/s", "it/s", FAIRSEQ),
-    Table("Encoder: times as fast as fairseq", "encoders", "ratio", "it/s", FAIRSEQ),
-    Table("Encoder: sentences per second", "encoders", "it/s", "it/s", FAIRSEQ),
-    Table("A sentence, by the formula: GFLOP", "flops", "gflop", "gflop", FAIRSEQ),
-    Table("A sentence, counted by torch: GFLOP", "flops", "counted_gflop", "counted_gflop", FAIRSEQ),
+    Shown("Decoder: times as fast as fairseq", "decoders", "ratio", "it/s", FAIRSEQ),
+    Shown("Decoder: steps per second", "decoders", "it/s", "it/s", FAIRSEQ),
+    Shown("Encoder: times as fast as fairseq", "encoders", "ratio", "it/s", FAIRSEQ),
+    Shown("Encoder: sentences per second", "encoders", "it/s", "it/s", FAIRSEQ),
+    Shown("A sentence, by the formula: GFLOP", "flops", "gflop", "gflop", FAIRSEQ),
+    Shown("A sentence, counted by torch: GFLOP", "flops", "counted_gflop", "counted_gflop", FAIRSEQ),
 )
 Models = Mapping[str, Any]
 

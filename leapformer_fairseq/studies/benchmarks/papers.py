@@ -38,7 +38,7 @@ from ...attention.softmax import CachedMechanism
 from ...support.memory import MIB
 from . import decode, measure
 from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks)
-from .tables import Table
+from .tables import Shown
 
 BASE = "softmax"
 # the systems, in the order of the tables: name -> mechanism, options
@@ -70,11 +70,11 @@ QUICK_STEP_SIZES: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {1: ((64,
 SECONDS = 20.0  # per case
 TITLE = "The papers' figures of speed"
 TABLES = (
-    Table("Encoding (ABC, table 6): times as fast as softmax", "encoding", "ratio", "ms", BASE),
-    Table("Encoding (ABC, table 6): memory, times that of softmax", "memory", "ratio", "peak_mib", BASE),
-    Table("Decoding (ABC, figure 1): times as fast as softmax", "decoding", "ratio", "ms", BASE),
-    Table("Decoding (ABC, figure 1): bytes of state", "decoding", "state_bytes", "state_bytes", BASE),
-    Table("Steps with one head (MLA, figures 17 to 21): times as fast as softmax", "steps", "ratio", "us", BASE),
+    Shown("Encoding (ABC, table 6): times as fast as softmax", "encoding", "ratio", "ms", BASE),
+    Shown("Encoding (ABC, table 6): memory, times that of softmax", "memory", "ratio", "peak_mib", BASE),
+    Shown("Decoding (ABC, figure 1): times as fast as softmax", "decoding", "ratio", "ms", BASE),
+    Shown("Decoding (ABC, figure 1): bytes of state", "decoding", "state_bytes", "state_bytes", BASE),
+    Shown("Steps with one head (MLA, figures 17 to 21): times as fast as softmax", "steps", "ratio", "us", BASE),
 )
 Rows = list[dict[str, Any]]
 

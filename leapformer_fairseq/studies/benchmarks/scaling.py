@@ -21,13 +21,13 @@ from ...support.errors import LeapformerError
 from .. import trainings
 from ..engine import Cell, Command, Engine, State, Study
 from . import measure
-from .tables import Table
+from .tables import Shown
 from .train import disagreement
 
 ONE, TWO, COPIES = "one process", "two processes", "two copies"
 MECHANISMS_MEASURED = ("softmax", "leap")
 TITLE = "Training: two processes"
-TABLES = (Table("Two processes: share of twice the speed of one", "scaling", "ratio", "tokens_per_second", ONE),)
+TABLES = (Shown("Two processes: share of twice the speed of one", "scaling", "ratio", "tokens_per_second", ONE),)
 AIM = 0.85
 WORDS, TOKENS, UPDATES, ROUNDS = 4_000, 2_048, 12, 3
 

@@ -33,7 +33,7 @@ from ...runtime.simul.stream import Engine
 from ...runtime.simul.times import ComputeTimes
 from ...simul.engine import engine_for
 from . import attention, measure
-from .tables import Results, Table
+from .tables import Results, Shown
 
 STEP_MS, LAGGING, VOCABULARY, BINS, EOS = 280, 3, 1000, 80, 2
 BASE, EXPORTED = "softmax, anew", "leap, chunks"  # the system that is also measured in onnxruntime
@@ -63,9 +63,9 @@ MECHANISMS_MEASURED = ("softmax", "leap")
 SECONDS = 30.0  # per case
 TITLE = "Streaming: computation while speech arrives"
 TABLES = (
-    Table("A whole utterance: times as fast as softmax encoded anew", "utterances", "ratio", "seconds", BASE),
-    Table("Computation for a second of speech, longest over shortest utterance", "growth", "ratio", "ms", BASE),
-    Table("A token, times what it costs after one second of speech", "tokens", "ratio", "ms", "softmax, causal"),
+    Shown("A whole utterance: times as fast as softmax encoded anew", "utterances", "ratio", "seconds", BASE),
+    Shown("Computation for a second of speech, longest over shortest utterance", "growth", "ratio", "ms", BASE),
+    Shown("A token, times what it costs after one second of speech", "tokens", "ratio", "ms", "softmax, causal"),
 )
 
 CASES, QUICK_CASES = (5.6, 11.2, 28.0, 60.2), (1.4, 2.8)  # seconds, multiples of a step

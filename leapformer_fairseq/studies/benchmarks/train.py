@@ -24,7 +24,7 @@ from torch import nn
 from ... import register
 from ...support.memory import MIB
 from . import attention, measure
-from .tables import Table
+from .tables import Shown
 
 FAIRSEQ = "fairseq"
 SIZES = {
@@ -42,8 +42,8 @@ SECONDS = 150.0  # per case
 MECHANISMS_MEASURED = ("softmax", "leap")  # by default
 TITLE = "Training: speed and memory of a language model"
 TABLES = (
-    Table("A training step: times as fast as fairseq", "times", "ratio", "seconds", FAIRSEQ),
-    Table("Peak memory of a training step: times that of fairseq", "memory", "ratio", "peak_mib", FAIRSEQ),
+    Shown("A training step: times as fast as fairseq", "times", "ratio", "seconds", FAIRSEQ),
+    Shown("Peak memory of a training step: times that of fairseq", "memory", "ratio", "peak_mib", FAIRSEQ),
 )
 
 

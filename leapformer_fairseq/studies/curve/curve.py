@@ -188,7 +188,7 @@ class Curve(Study):
         return cells
 
     def report(self, state: State) -> None:
-        """Write curve.json, table.md, curve.png and commands.sh."""
+        """Write curve.json, table.md, curve.svg and commands.sh."""
         from .curve_report import write_reports
 
         write_reports(self)

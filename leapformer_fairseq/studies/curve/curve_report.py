@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
-
-from tabulate import tabulate
 
 from ...runtime.formats.runlog import PARTS
 from ...runtime.formats.talks import QUEUED
-from ...scoring.comparison import COLUMNS
+from ...scoring.comparison import COLUMNS, FORMS
 from ...scoring.latency import HIGH_MS, LOW_MS
-from ...scoring.pictures.latency import BELOW, draw_curve, is_below
+from ...scoring.pictures.latency import BELOW, curve_figure, is_below
+from ...scoring.table import Column, Record, Table, bullets, page, signed, spread
 from ...simul.talks import LOGS, course, read_usage
 from ...support.files import read_json, write_json, write_text
 from ...support.signature import signature
 from .curve import SCORES, Curve, Run, check_timed
 
-DATA, TABLE, PICTURE, COMMANDS = "curve.json", "table.md", "curve.png", "commands.sh"
+DATA, TABLE, PICTURE, COMMANDS = "curve.json", "table.md", "curve.svg", "commands.sh"
 LATENCIES = ("AL", "LAAL", "AP", "DAL", "ATD")
 _DIGITS = {
-    "BLEU": ".1f",
-    "chrF": ".1f",
-    "AP": ".2f",
-    "compute": ".3f",
-    "without_prenet": ".3f",
-    "StreamLAAL": ".2f",
-    "StreamLAAL_CA": ".2f",
+    **FORMS,
+    **dict.fromkeys(("StreamLAAL", "StreamLAAL_CA"), ".2f"),
     "erasure": ".3f",
     "memory_growth_mib": ".1f",
     "compute_growth": "+.1%",
@@ -66,11 +59,10 @@ _TALK_NOTES = (
 )
 
 Row = dict[str, Any]
-Spread = dict[str, float]  # mean, min, max
 
 
 def write_reports(curve: Curve) -> None:
-    """Write curve.json, table.md, curve.png and commands.sh to the folder of the curve, replacing whole files.
+    """Write curve.json, table.md, curve.svg and commands.sh to the folder of the curve, replacing whole files.
 
     Raises LeapformerError for runs whose scores are damaged.
     """
@@ -84,9 +76,10 @@ def write_reports(curve: Curve) -> None:
         "signature": environment,
     }
     write_json(curve.out / DATA, content)
-    write_text(curve.out / TABLE, _markdown(curve, results, environment))
+    alt = f"BLEU against {'LongYAAL' if curve.of_talks else 'average lagging'}"
+    picture = curve_figure(results).save(curve.out / PICTURE, alt)
+    write_text(curve.out / TABLE, _markdown(curve, results, picture, environment))
     write_text(curve.out / COMMANDS, commands(curve))
-    draw_curve(results, curve.out / PICTURE, (LOW_MS, HIGH_MS))
 
 
 def rows(curve: Curve) -> list[Row]:
@@ -128,9 +121,9 @@ def _row(run: Run) -> Row:
         "sentences": scored["n_instances"],
         "empty": scored["n_empty"],
         **{name: scored["scores"].get(name) for name in ("BLEU", "chrF", *LATENCIES)},
-        **{f"{name}_CA": _spread([repeat["scores"].get(f"{name}_CA") for repeat in repeats]) for name in LATENCIES},
+        **{f"{name}_CA": spread([repeat["scores"].get(f"{name}_CA") for repeat in repeats]) for name in LATENCIES},
         "compute": _compute([repeat["compute"] for repeat in repeats]),
-        "without_prenet": _spread([repeat["compute"].get("without_prenet") for repeat in repeats]),
+        "without_prenet": spread([repeat["compute"].get("without_prenet") for repeat in repeats]),
         "repeats": len(repeats),
         "signatures": scored["signatures"],
         "signature": scored["model"]["signature"],
@@ -147,7 +140,7 @@ def _measured(folder: Path) -> dict[str, Any]:
 def _talk_row(run: Run) -> Row:
     scored = read_json(run.folder / SCORES)
     scores, usage, lagging = scored["scores"], scored["usage"], scored["StreamLAAL_s"]
-    parts = {part: _spread([seconds]) for part, seconds in usage["parts"].items()}
+    parts = {part: spread([seconds]) for part, seconds in usage["parts"].items()}
     return {
         **_about(run),
         "talks": scored["n_recordings"],
@@ -155,11 +148,11 @@ def _talk_row(run: Run) -> Row:
         "empty": scored["n_empty"],
         **{name: scores.get(name) for name in ("BLEU", "chrF", "LongYAAL")},
         "StreamLAAL": lagging.get("source heard"),
-        "LongYAAL_CA": _spread([scores.get(f"LongYAAL_{QUEUED}")]),
-        "StreamLAAL_CA": _spread([lagging.get(QUEUED)]),
+        "LongYAAL_CA": spread([scores.get(f"LongYAAL_{QUEUED}")]),
+        "StreamLAAL_CA": spread([lagging.get(QUEUED)]),
         "regime": scored["regime"],
         "erasure": scored["erasure"],
-        "compute": {**parts, "total": _spread([scored["compute"]["seconds_per_second"]])},
+        "compute": {**parts, "total": spread([scored["compute"]["seconds_per_second"]])},
         "memory_growth_mib": usage["memory_growth_mib"],
         "compute_growth": usage["compute_growth"],
         "course": course(read_usage(run.folder / LOGS / f"{usage['longest_talk']}.jsonl")),
@@ -168,40 +161,28 @@ def _talk_row(run: Run) -> Row:
     }
 
 
-def _spread(values: Sequence[float | None]) -> Spread | None:
-    known = [value for value in values if value is not None]
-    return {"mean": fmean(known), "min": min(known), "max": max(known)} if known else None
-
-
-def _compute(repeats: Sequence[Mapping[str, float]]) -> dict[str, Spread | None] | None:
+def _compute(repeats: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float] | None] | None:
     """Return seconds per second of audio: of features, encoder, decoder, and the total."""
     if not repeats:
         return None
-    parts = {part: _spread([seconds[f"{part}_s"] / seconds["audio_s"] for seconds in repeats]) for part in PARTS}
-    return {**parts, "total": _spread([seconds["seconds_per_second"] for seconds in repeats])}
+    parts = {part: spread([seconds[f"{part}_s"] / seconds["audio_s"] for seconds in repeats]) for part in PARTS}
+    return {**parts, "total": spread([seconds["seconds_per_second"] for seconds in repeats])}
 
 
-def table(results: Sequence[Row], style: str = "simple") -> str:
-    """One line per row; "github" is Markdown. Measured values are means, with minimum and maximum in brackets."""
+def table(results: Sequence[Row]) -> str:
+    """One line per row, in Markdown. Measured values are means, with minimum and maximum in brackets."""
     of_talks = any("segment" in row for row in results)
-    titles = _TALK_COLUMNS if of_talks else _columns(results)
-    lines = [
-        {
-            "checkpoint": row["checkpoint"],
-            "policy": row["policy"],
-            "number": " ".join(f"{name}={number}" for name, number in row["numbers"].items()),
-            **({"segment": row["segment"]} if of_talks else {}),
-            "ratio": "trained" if row["pre_decision_ratio"] is None else str(row["pre_decision_ratio"]),
-            "segment ms": str(row["segment_ms"]),
-            **{
-                title: _cell(_total(row[name]), _DIGITS.get(name, ".0f")) + BELOW * is_below(row, name)
-                for title, name in titles.items()
-            },
-        }
-        for row in results
+    columns = [
+        Column("checkpoint"),
+        Column("policy"),
+        Column("number", of=lambda row: " ".join(f"{name}={number}" for name, number in row["numbers"].items())),
+        *([Column("segment")] if of_talks else []),
+        Column("ratio", of=lambda row: "trained" if row["pre_decision_ratio"] is None else row["pre_decision_ratio"]),
+        Column("segment_ms", "segment ms"),
     ]
-    align = ["left" if name in ("checkpoint", "policy") else "right" for name in (lines[0] if lines else ())]
-    return tabulate(lines, "keys", tablefmt=style, disable_numparse=True, colalign=align or None)
+    titles = _TALK_COLUMNS if of_talks else _columns(results)
+    columns += [Column(name, title, _DIGITS.get(name, ".0f"), _shown(name)) for title, name in titles.items()]
+    return Table(results, columns).markdown()
 
 
 def _columns(results: Sequence[Row]) -> dict[str, str]:
@@ -213,19 +194,16 @@ def _columns(results: Sequence[Row]) -> dict[str, str]:
     return {**titles, "LAAL_CA ms": "LAAL_CA"} if measured else titles
 
 
-def _total(value: Any) -> Any:
-    """Return the total of a computation by parts; any other value as it is."""
-    return value["total"] if isinstance(value, dict) and "total" in value else value
+def _shown(name: str) -> Callable[[Record], Any]:
+    """Return what gets the value of a score: the total of a computation by parts, a latency with its mark."""
 
+    def value(row: Record) -> Any:
+        score = row[name]
+        if isinstance(score, dict):
+            score = {**score.get("total", score), "mark": BELOW * is_below(row, name)}
+        return score
 
-def _cell(value: float | Spread | None, digits: str) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, dict):
-        return f"{value:{digits}}"
-    if value["min"] == value["max"]:  # measured once
-        return f"{value['mean']:{digits}}"
-    return f"{value['mean']:{digits}} ({value['min']:{digits}}–{value['max']:{digits}})"
+    return value
 
 
 def refusals(curve: Curve) -> list[str]:
@@ -241,18 +219,16 @@ def commands(curve: Curve) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _markdown(curve: Curve, results: Sequence[Row], environment: str) -> str:
-    scores = dict.fromkeys(f"{name}: `{text}`" for row in results for name, text in row["signatures"].items())
-    latency, notes = ("LongYAAL", _TALK_NOTES) if curve.of_talks else ("average lagging", _UTTERANCE_NOTES)
-    parts = [
+def _markdown(curve: Curve, results: Sequence[Row], picture: str, environment: str) -> str:
+    scores = dict.fromkeys(line for row in results for line in signed(row["signatures"]))
+    return page(
         f"# Simultaneous translation{' of talks' if curve.of_talks else ''}: quality against latency",
-        table(results, "github"),
+        table(results),
         *refusals(curve),
         *(f"Still to do: {run.setting.name}." for run in curve.waiting),
-        f"![BLEU against {latency}]({PICTURE})",
-        notes,
-        *([_MEASURED] if any(row.get("repeats") for row in results) else []),
-        *([_BELOW_NOTE] if any(is_below(row, name) for row in results for name in row) else []),
-        "\n".join(f"* {text}" for text in [*scores, f"leapformer_fairseq: `{environment}`"]),
-    ]
-    return "\n\n".join(parts) + "\n"
+        picture,
+        _TALK_NOTES if curve.of_talks else _UTTERANCE_NOTES,
+        _MEASURED if any(row.get("repeats") for row in results) else "",
+        _BELOW_NOTE if any(is_below(row, name) for row in results for name in row) else "",
+        bullets([*scores, f"leapformer_fairseq: `{environment}`"]),
+    )

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...scoring.names import attention_title
+from ...scoring.names import WHOLE_SOURCE, plan_title
 from ...support.errors import LeapformerError
 from .facts import BLOCKS, CHUNKS, WAIT, WAIT_CROSS, WHOLE, are_served, mask_of
 from .options import Parser
@@ -111,7 +111,7 @@ class Attention:
     @property
     def title(self) -> str:
         """The name in reports."""
-        return attention_title(self.text)
+        return plan_title(self.text, WHOLE_SOURCE, chunk_length=False)
 
     @property
     def needs_length(self) -> bool:

@@ -164,7 +164,7 @@ def next_steps(out: Path, attention: Attention, checkpoint: Path, data: Path) ->
     """
     out, checkpoint, data, program = map(_shown, (out, checkpoint, data, Path(sys.executable).with_name("leapformer")))
     return (
-        f"trained: {attention.title}, in {checkpoint}; see {out}/report.md, scores.json, curve.png",
+        f"trained: {attention.title}, in {checkpoint}; see {out}/report.md, scores.json, curve.svg",
         f"live:    {program} serve --checkpoint {checkpoint} --data-root {data} --config-yaml config_st.yaml",
         f"own:     {program} recipe speech --train train.tsv --dev dev.tsv --test test.tsv --out results/own",
     )

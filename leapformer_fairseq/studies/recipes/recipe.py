@@ -74,7 +74,7 @@ class Recipe(Study):
     option_lists: ClassVar[Mapping[str, tuple[str, str]]] = {}
     launched: ClassVar[str] = "(default: local)"
     noun: ClassVar[str] = "prepared data"
-    goal: ClassVar[str] = "table.md, table.json, table.png; details in the folders of the runs"
+    goal: ClassVar[str] = "table.md, table.json, table.svg; details in the folders of the runs"
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ class Sparsefinder(Recipe):
     """Trains a model with softmax and then with entmax; the configuration selects the task."""
 
     steps = ("teach", "extract", "fit", "measure")
-    goal = "curves/curves.md, curves.csv, curves.json, recall.png, quality.png"
+    goal = "curves/curves.md, curves.csv, curves.json, recall.svg, quality.svg"
     option_lists = {
         "train": ("both trainings", "--max-tokens 1000"),
         "teacher": ("the teacher's recipe, mlm, multi30k or iwslt17", "--vocab-size 4000"),

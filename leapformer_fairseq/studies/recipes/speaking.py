@@ -23,7 +23,7 @@ class TextToSpeech(Recipe):
         "train": ("training", "--max-update 1000 --fp16"),
         "tts": ("leapformer tts", "--eos-threshold 0.4"),
     }
-    goal = "speech/table.md, table.json, spectrogram_*.png; recordings in speech/SYSTEM/wav"
+    goal = "speech/table.md, table.json, spectrogram_*.svg; recordings in speech/SYSTEM/wav"
 
     def check_data(self) -> None:
         self.need_root(f"--root (the folder that holds {self.about.holds})")

@@ -33,7 +33,7 @@ class SpeechTranslation(Recipe):
         "st": ("translation training", "--update-freq 4"),
         "eval": ("SimulEval", "--end-index 100"),
     }
-    goal = "report.md, scores.json, curve.png; details in RUN/SET/"
+    goal = "report.md, scores.json, curve.svg; details in RUN/SET/"
 
     def masks(self, attention: Attention) -> Mapping[str, str]:
         return super().masks(attention) if self.settings.offline else attention.wait_k_masks()
