@@ -35,6 +35,7 @@ from leapformer_fairseq.studies.linearize import selection, stages
 from leapformer_fairseq.studies.probes import study as probes
 from leapformer_fairseq.studies.probes.model import ProbeModel
 from leapformer_fairseq.studies.probes.tasks import NOTHING, Batch
+from leapformer_fairseq.support.options import add_command
 
 from .models.tiny import dictionary, make_model, speech_batch, target_prefix
 
@@ -314,7 +315,7 @@ def test_every_option_of_the_command_is_a_setting(monkeypatch: pytest.MonkeyPatc
     given: list[Any] = []
     monkeypatch.setattr(calls, "run_study", lambda study, args, launcher: given.append(launcher) or (State(), 0))
     parser = argparse.ArgumentParser()
-    linearize_command.add_arguments(parser)
+    add_command(parser, linearize_command)
     words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
     linearize_command._linearize(parser.parse_args([*words, "--restarts", "7", "--", "--patience", "37"]))
     (settings,) = got
