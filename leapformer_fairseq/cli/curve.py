@@ -50,6 +50,7 @@ OPTIONS = f"""
 """
 
 
+@calls.owning
 def run(args: Namespace) -> int:
     """Simulate what is missing from the folder, and rewrite the results after each run.
 

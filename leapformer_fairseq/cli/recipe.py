@@ -55,8 +55,8 @@ def run_recipe(words: Sequence[str], say: Callable[[str], None]) -> int:
         print(f"leapformer: error: {one_line(LeapformerError(reason))}", file=sys.stderr)
     if isinstance(study, catalog.Rows) and (failed := study.failed(state)):
         raise LeapformerError(f"{name}: failed: {' '.join(failed)}; the messages above say why")
-    if not state.failed and not dry:
-        say(f"== {study.end()}")
+    if not state.failed and not dry and (end := study.end()):
+        say(f"== {end}")
     return int(bool(state.failed))
 
 

@@ -435,6 +435,7 @@ class Engine:
             if self._skip(cell):
                 return None
         folder, value = make_folder(cell.folder(self.study.out)), None
+        files.sweep(folder)  # what was half written when this cell was killed
         for step in cell.steps:
             if isinstance(step, Command):
                 yield from self._complete(step, cell, folder)

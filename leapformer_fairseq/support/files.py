@@ -177,7 +177,7 @@ def owned(
         _locks[place] = _acquire(folder, option, waits, GRACE_S if grace_s is None else grace_s)
         try:
             os.environ[_OWNED] = json.dumps([*around, place])
-            _sweep(folder)
+            sweep(folder)
             yield folder
         finally:
             os.environ[_OWNED] = json.dumps([other for other in owned_folders() if other != place])
@@ -266,7 +266,7 @@ def _release(folder: Path, place: str) -> None:
             os.close(lock)
 
 
-def _sweep(folder: Path) -> None:
+def sweep(folder: Path) -> None:
     """Delete partial files of dead processes of this machine in a folder and its direct subfolders."""
     for path in [*folder.glob(".*.partial"), *folder.glob("*/.*.partial")]:
         name = _PARTIAL.fullmatch(path.name)

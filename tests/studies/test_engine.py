@@ -129,6 +129,16 @@ def test_a_result_that_grows_is_left_to_its_step(tmp_path):
     assert (tmp_path / "a.pt").read_text() == "tensors"
 
 
+def test_what_a_killed_cell_left_half_written_is_deleted(tmp_path):
+    left = files.partial_of(tmp_path / "deep" / "down" / "done").name.replace(f"-{os.getpid()}-", "-4194305-")
+    (tmp_path / "deep/down").mkdir(parents=True)
+    (tmp_path / "deep/down" / left).touch()
+    toy = Toy(tmp_path, cell("deep/down"))
+    toy.reserve = lambda: None
+    Engine(toy).run()
+    assert [path.name for path in (tmp_path / "deep/down").iterdir()] == ["done"]
+
+
 def test_what_is_run_each_time_leaves_no_result(tmp_path):
     events = []
     cells = [Cell("t", (Call(events.append, ("t",)),), None, needs=("a",)), *noting(events, "a")]

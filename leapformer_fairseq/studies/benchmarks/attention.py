@@ -29,7 +29,6 @@ from torch import Tensor
 from ...attention import CAUSAL, MECHANISMS, Mechanism, PrefixMask, TokenInfo, build
 from ...attention.ops import dispatch
 from ...attention.sparse.pattern import Pattern
-from ...support.memory import MIB
 from . import measure, peers
 from .tables import Shown
 
@@ -220,18 +219,11 @@ def steps(length: int, names: list[str], place: measure.Place, seconds: float) -
 def memory(case: Case, names: list[str], place: measure.Place) -> list[dict[str, Any]]:
     """Measure peak MiB above the inputs, SDPA in the first row; no rows if it is unknown or too small to measure."""
     systems = (SDPA, *serving(names, case))
-    peaks = {name: measure.in_fresh_process(peak_above_inputs, name, case, str(place)) for name in systems}
-    base = peaks[SDPA]
-    return [
-        {
-            **_labels(case, place, name, SDPA if name == SDPA else "auto"),
-            "peak_mib": peak / MIB,
-            "ratio": peak / base,
-            "aim": MEMORY_AIM if case == MEMORY_CASE and name == MEMORY_AIM_OF and place.has_aims else None,
-        }
-        for name, peak in peaks.items()
-        if base and peak is not None
-    ]
+    aimed = case == MEMORY_CASE and place.has_aims
+    return measure.peak_rows(
+        systems, SDPA, lambda name: _labels(case, place, name, SDPA if name == SDPA else "auto"),
+        peak_above_inputs, case, str(place), aim=lambda name: MEMORY_AIM if aimed and name == MEMORY_AIM_OF else None,
+    )  # fmt: skip
 
 
 def peak_above_inputs(name: str, case: Case, place_name: str) -> int | None:

@@ -26,7 +26,6 @@ from torch import Tensor
 from ...attention import CAUSAL, MECHANISMS, Mechanism, TokenInfo, build, find
 from ...attention.bounded.base import BoundedMechanism
 from ...attention.bounded.mlp import MLP
-from ...support.memory import MIB
 from . import measure
 from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks)
 from .tables import Results, Shown
@@ -107,15 +106,8 @@ def compared(
 
 def memory(length: int, names: list[str], place: measure.Place) -> list[dict[str, Any]]:
     """Measure peak MiB above the inputs; no rows if it is unknown or too small to measure."""
-    peaks = {
-        name: measure.in_fresh_process(peak_above_inputs, name, length, str(place)) for name in systems(length, names)
-    }
-    base = peaks[SDPA]
-    return [
-        {**_labels(length, name, place), "peak_mib": peak / MIB, "ratio": peak / base}
-        for name, peak in peaks.items()
-        if base and peak is not None
-    ]
+    chosen, labels = systems(length, names), partial(_labels, length, place=place)
+    return measure.peak_rows(chosen, SDPA, labels, peak_above_inputs, length, str(place))
 
 
 def peak_above_inputs(name: str, length: int, place_name: str) -> int | None:

@@ -31,7 +31,6 @@ from ...attention import build
 from ...data.lra import prepare
 from ...modules import MechanismAttention
 from ...support.errors import LeapformerError
-from ...support.memory import MIB
 from ..lra import protocols
 from ..lra.params import model_of
 from ..lra.protocols import BASELINE, Row
@@ -182,21 +181,11 @@ def _aim(name: str, base: str, length: int) -> float | None:
 
 def _memory(names: list[str], length: int, place: measure.Place, protocol: str) -> list[dict[str, Any]]:
     """Measure peak MiB of a step; no rows if it is unknown or materialised softmax is not measured."""
-    peaks = {name: measure.in_fresh_process(peak_of_a_step, name, length, str(place), protocol) for name in names}
-    base = peaks.get(MATERIALISED)
-    return [
-        {
-            "device": str(place),
-            "case": f"{length:,} tokens",
-            "length": length,
-            "mechanism": name,
-            "peak_mib": peak / MIB,
-            "ratio": peak / base,
-            "aim": MEMORY_AIM if name == LEAP and length == LENGTHS[-1] and place.has_aims else None,
-        }
-        for name, peak in peaks.items()
-        if base and peak is not None
-    ]
+    labels, aimed = {"device": str(place), "case": f"{length:,} tokens", "length": length}, length == LENGTHS[-1]
+    return measure.peak_rows(
+        names, MATERIALISED, lambda name: {**labels, "mechanism": name}, peak_of_a_step, length, str(place), protocol,
+        aim=lambda name: MEMORY_AIM if name == LEAP and aimed and place.has_aims else None,
+    )  # fmt: skip
 
 
 def peak_of_a_step(name: str, length: int, place_name: str, protocol: str) -> int | None:

@@ -40,7 +40,6 @@ from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +47,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from ... import register
 from ...attention import LinearMechanism, find
 from ...attention.decoding import cpu
 from ...modules import BLOCKS
@@ -173,16 +171,7 @@ def arguments(name: str, **sizes: Any) -> Namespace:
 
 def make(name: str, place: measure.Place, **sizes: Any) -> Any:
     """Build a model, by default of the benchmark's size; "fairseq" is the stock one."""
-    from fairseq.data import Dictionary
-    from fairseq.models import ARCH_MODEL_REGISTRY
-
-    register()
-    words = Dictionary()
-    for i in range(SYMBOLS):
-        words.add_symbol(str(i))
-    args = arguments(name, **sizes)
-    task = SimpleNamespace(src_dict=words, get_speaker_embeddings=lambda args: None)
-    model = ARCH_MODEL_REGISTRY[args.arch].build_model(args, task).to(*place).eval()
+    model = measure.untrained(arguments(name, **sizes), SYMBOLS, lambda args: None).to(*place).eval()
     if name == ONCE:
         model.decoder.postnet = nn.Identity()  # its generator drops the post-net's result
     elif name != FAIRSEQ:

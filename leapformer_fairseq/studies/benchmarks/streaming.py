@@ -21,13 +21,11 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ... import register
 from ...runtime.simul.exported import ExportedEngine
 from ...runtime.simul.stream import Engine
 from ...runtime.simul.times import ComputeTimes
@@ -136,19 +134,9 @@ def disagreement(name: str) -> str | None:
 
 def make(system: System, place: measure.Place) -> Any:
     """Build a model of the papers' size."""
-    from fairseq.data import Dictionary
-
-    register()
-    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
-
-    words = Dictionary()
-    for i in range(VOCABULARY):
-        words.add_symbol(f"w{i}")
     plans = {f"{block}_attention": system.mechanism for block in ("encoder_self", "decoder_self", "decoder_cross")}
     args = Namespace(arch="leapformer_s2t", input_feat_per_channel=BINS, input_channels=1, **plans, **system.encoder)
-    ARCH_CONFIG_REGISTRY[args.arch](args)
-    model = ARCH_MODEL_REGISTRY[args.arch].build_model(args, SimpleNamespace(target_dictionary=words))
-    model = model.to(*place).eval()
+    model = measure.untrained(args, VOCABULARY).to(*place).eval()
     model.make_generation_fast_(need_attn=False)
     return model
 

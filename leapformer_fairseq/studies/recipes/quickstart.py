@@ -133,7 +133,7 @@ class Quickstart(Recipe):
         return next_steps(self.out, s.attention, self.checkpoint(s.attention), self.data)
 
     def end(self) -> str:
-        return "\n".join(["done", *self.next_steps()])
+        return "\n".join(["done", *self.next_steps()]) if super().end() else ""
 
     def checkpoint(self, attention: Attention) -> Path:
         return self.folder(attention) / "st/checkpoint_last.pt"

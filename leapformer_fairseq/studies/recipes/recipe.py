@@ -22,7 +22,7 @@ from .plans import Attention
 
 KINDS: dict[str, Callable[[str], Any]] = {  # how options.yaml has values checked
     "text": str, "path": Path, "whole": whole(), "whole0": whole(0), "positive": positive, "plan": Attention,
-    "lagging": lagging, "stage": stage,
+    "lagging": lagging, "stage": stage, "words": words,
 }  # fmt: skip
 LIMITS = ("--num-workers", "1", "--required-batch-size-multiple", "1")  # in every evaluation
 REPEATED = (
@@ -96,20 +96,8 @@ class Recipe(Study):
     # ------------------------------------------------------------------------------------------------------- settings
     @classmethod
     def add_options(cls, parser: Parser, about: DataSet) -> None:
-        """Add the options of this recipe in options.yaml; those that all recipes share are added elsewhere."""
-        names = [kind.__name__ for kind in cls.__mro__ if kind.__name__ in described()]
-        fill = {"holds": about.holds, "sets": ", ".join(about.sets), "cores": os.cpu_count() or 1}
-        for flag, option in listed(names[0]):
-            text, kind = option["help"].format(**fill), option.get("kind", "text")
-            default: Any = option.get("default", "").format(**fill) or ([] if kind.startswith("list") else None)
-            if default == "first of sets":
-                default = about.sets[0]
-            elif default and kind.startswith("whole"):
-                default = int(default)
-            if "value" in option:
-                parser.option(flag, option["value"], text, checked(kind, about), default=default)
-            elif flag != "--download" or about.downloads:
-                parser.flag(flag, text)
+        """Add the options of this recipe, except those that all recipes share."""
+        add_listed(parser, next(kind.__name__ for kind in cls.__mro__ if kind.__name__ in described()), about)
 
     @classmethod
     def own_processes(cls, settings: argparse.Namespace) -> int:
@@ -219,8 +207,9 @@ class Recipe(Study):
         return {step: getattr(self, f"cells_{step}")(state) for step in (*self.steps, *self.more_steps)}
 
     def end(self) -> str:
-        """What to say in the end."""
-        return f"done: {self.out}/{self.goal}"
+        """What to say in the end, "" if the last step was not asked for."""
+        whole = {self.steps[-1], *self.more_steps} & {*self.wanted} and not self.settings.only
+        return f"done: {self.out}/{self.goal}" if whole else ""
 
     def row_order(self) -> Sequence[str]:
         """The order of the attentions in the table, if it is not alphabetical."""
@@ -318,6 +307,23 @@ def listed(name: str) -> Iterator[tuple[str, dict[str, str]]]:
         yield from item.items() if isinstance(item, dict) else listed(item)
 
 
+def add_listed(parser: Parser, name: str, about: DataSet) -> None:
+    """Add the options in a list."""
+    fill = {"holds": about.holds, "sets": ", ".join(about.sets), "cores": os.cpu_count() or 1}
+    fill |= {"launchers": ", ".join(LAUNCHERS), "launched": about.recipe.launched}
+    for flag, option in listed(name):
+        text, kind = option["help"].format(**fill), option.get("kind", "text")
+        default: Any = option.get("default", "").format(**fill) or ([] if kind.startswith(("list", "words")) else None)
+        if default == "first of sets":
+            default = about.sets[0]
+        elif default and kind.startswith("whole"):
+            default = int(default)
+        if "value" in option:
+            parser.option(flag, option["value"], text, checked(kind, about), default=default)
+        elif flag != "--download" or about.downloads:
+            parser.flag(flag, text)
+
+
 def checked(kind: str, about: DataSet) -> Callable[[str], Any]:
     """The check of a value in options.yaml: a name in KINDS, "list KIND", "of" and words, or "of sets"."""
     first, _, rest = kind.partition(" ")
@@ -349,19 +355,7 @@ def parser_of(name: str, about: DataSet, configured: Mapping[str, Any]) -> Parse
     kind.add_options(parser, about)
     for option, (of, example) in kind.option_lists.items():
         parser.more(f"--{option}-options", of, example)
-    parser.option("--launcher", "NAME", f"of trainings: {', '.join(LAUNCHERS)} {kind.launched}", one_of(*LAUNCHERS))
-    parser.option("--processes", "N", "with torchrun or slurm: processes on each machine", whole())
-    parser.option("--machines", "N", "with slurm: machines", whole(), default=1)
-    parser.option("--slurm-options", "TEXT", 'more options for srun, e.g. "--gpus-per-node 8"', words, default=[])
-    parser.option(
-        "--restarts", "N", "how often a training that dies goes on by itself from its last checkpoint", whole(0),
-        default=0,
-    )  # fmt: skip
-    parser.option(
-        "--only", "LIST", "trainings, evaluations and other parts of these names, or with these words in their names, "
-        "in quotes, and what they need", list_of(), default=[],
-    )  # fmt: skip
-    parser.flag("--dry-run", "print the commands that are left to do, do nothing")
+    add_listed(parser, "every", about)
     settings = {action.dest for action in parser._actions}
     defaults = {key.replace("-", "_"): value for key, value in configured.items() if not isinstance(value, dict)}
     unknown = sorted(defaults.keys() - settings - {"expect"})

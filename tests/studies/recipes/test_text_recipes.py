@@ -62,6 +62,7 @@ def test_a_table_of_multi30k_that_was_interrupted(tmp_path):
     kept = {path.name for path in (out / "softmax-seed1/model").glob("*.pt")}
     assert kept == {"checkpoint_best.pt", "checkpoint_last.pt"}
 
+    assert "== done: " not in finished("multi30k", "prepare", *options), "there may be no table"
     shown = finished("multi30k-blocks", *options, "--rows", "softmax/relu/softmax softmax")
     assert shown.count("is finished, skipped") == 3, "the data, the training and the translations of one run"
     rows = table(out)["rows"]
