@@ -9,17 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..data import (
-    choices,
-    covost2,
     documents,
-    glue,
     joined,
+    labelled,
     ljspeech,
-    mboshi,
-    mustc,
     parallel,
-    quechua,
     speech,
+    speech_releases,
     tables,
     talks,
     wikitext,
@@ -35,8 +31,8 @@ HELP = (
     "speech"
 )
 LEAST_PIECES = 8  # four of them are special: bos, pad, eos, unk
-SPEECH = {module.DATASET.name: module.DATASET for module in (mustc, covost2, mboshi, quechua)}
-OF_SOME_HOURS = (mboshi.NAME, quechua.NAME)  # small data sets, with the recipe for the user's own recordings
+SPEECH = speech_releases.DATASETS
+OF_SOME_HOURS = ("mboshi", "quechua")  # small data sets, with the recipe for the user's own recordings
 _ROOTS = {
     "speech": "recordings of your own, described by tables",
     "mustc": "MuST-C en-de: holds en-de/data",
@@ -69,7 +65,7 @@ _ROOTS = {
 
 
 _TASKS = {
-    glue.NAME: ", ".join(glue.TASKS),
+    labelled.NAME: ", ".join(labelled.TASKS),
     lra.NAME: "; ".join(f"{name}: {task.holds}" for name, task in lra.TASKS.items()),
 }
 
@@ -85,8 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         **dict.fromkeys(parallel.DATASETS, _add_parallel),
         **dict.fromkeys(wikitext.SIZES, _add_wikitext),
         documents.NAME: _add_documents,
-        glue.NAME: _add_glue,
-        **dict.fromkeys(choices.DATASETS, _add_choices),
+        labelled.NAME: _add_glue,
+        **dict.fromkeys(labelled.DATASETS, _add_choices),
         lra.NAME: _add_lra,
         ljspeech.NAME: _add_ljspeech,
     }
@@ -169,7 +165,9 @@ def _add_talks(parser: argparse.ArgumentParser, name: str) -> None:
 
 
 def _add_mustc_talks(parser: argparse.ArgumentParser, name: str) -> None:
-    parser.add_argument("--split", choices=mustc.SPLITS[1:], default="tst-COMMON", help="(default: %(default)s)")
+    parser.add_argument(
+        "--split", choices=speech_releases.MUSTC.splits[1:], default="tst-COMMON", help="(default: %(default)s)"
+    )
     parser.set_defaults(prepare=_mustc_talks)
 
 
@@ -322,7 +320,7 @@ def _joined_talks(args: argparse.Namespace) -> list[str]:
 
 def _mustc_talks(args: argparse.Namespace) -> list[str]:
     root = Path(args.root).absolute()
-    segments = mustc.read_split(root, args.split)
+    segments = speech_releases.MUSTC.read_split(root, args.split)
     return _published_talks(args, {"mustc": str(root), "split": args.split}, segments)
 
 
@@ -377,12 +375,12 @@ def _documents(args: argparse.Namespace) -> list[str]:
 
 
 def _glue(args: argparse.Namespace) -> list[str]:
-    summary = glue.prepare(args.task, args.root, args.out, args.vocabulary, args.download)
+    summary = labelled.prepare_task(args.task, args.root, args.out, args.vocabulary, args.download)
     return [f"{split}: {kept['examples']} examples; left out: {kept['left_out']}" for split, kept in summary.items()]
 
 
 def _choices(args: argparse.Namespace) -> list[str]:
-    summary = choices.prepare(args.dataset, args.root, args.out, args.vocabulary)
+    summary = labelled.prepare_choices(args.dataset, args.root, args.out, args.vocabulary)
     return [f"{split}: {count} questions" for split, count in summary.items()]
 
 

@@ -25,14 +25,13 @@ from ..runtime.spoken import PAUSE
 from ..support.errors import LeapformerError
 from ..support.lines import read_lines, write_lines
 from . import prepared, tts
-from .alignments import Interval, moved
+from .alignments import PHONES, WORDS, Interval, moved, read_textgrid, tier
 from .corpus.espeak import Espeak
 from .download import fetch, unpack
 from .manifests import CMVN, BinStatistics
 from .recordings import Recording, Unusable, need_file, need_recordings, read_mono, resample
 from .speech import SplitSummary, mapper, need_workers
 from .text import tidy
-from .textgrid import PHONES, WORDS, read_textgrid, tier
 
 NAME, SPEAKER, VOICE = "ljspeech", "ljspeech", "en-us"
 RELEASE = "LJSpeech-1.1"

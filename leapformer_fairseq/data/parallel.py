@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from ..support.lines import find_text, read_pairs, write_lines
 from . import distinct, prepared, releases
 from .manifests import train_subwords
 from .text import tidy
-from .windows import SEPARATOR, Sentences, is_break, split_documents, windows
 
 SPLITS = ("train", "valid", "test")
 SUBWORD_PAIRS = 1_000_000  # at most this many sentence pairs, evenly spread, train the subword model
@@ -205,6 +204,42 @@ def _write_split(
 def _tidied(files: tuple[Path, Path]) -> Pairs:
     """Sentence pairs with single spaces and no control characters."""
     return ((tidy(source), tidy(target)) for source, target in read_pairs(*files))
+
+
+# ----------------------------------------------------------------------------------------------------------- windows
+# A sentence is translated together with the preceding ones of its document: it ends one window. A test set is
+# translated by taking the last sentence of every window's translation; the target context is what the model itself
+# wrote before it. ABC (Peng et al., 2022, arXiv:2110.02488, appendix C.2) uses windows of four.
+SEPARATOR = "<sep>"  # between the sentences of a window; a dictionary entry that subword encoding never produces
+
+Sentences = tuple[list[str], list[str]]  # the subwords of a sentence and of its translation
+
+
+def is_break(pair: Sentences) -> bool:
+    """Whether both sides are empty: such a pair separates documents."""
+    return not any(pair)
+
+
+def split_documents(pairs: Iterable[Sentences]) -> Iterator[list[Sentences]]:
+    """The documents in a stream of sentence pairs."""
+    for separates, document in groupby(pairs, is_break):
+        if not separates:
+            yield list(document)
+
+
+def windows(document: Sequence[Sentences], size: int) -> Iterator[Sentences]:
+    """For every sentence pair of a document, the window of at most `size` pairs that ends with it.
+
+    >>> list(windows([(["uno"], ["one"]), (["dos"], ["two"]), (["tres"], ["three"])], 2))[-1]
+    (['dos', '<sep>', 'tres'], ['two', '<sep>', 'three'])
+    """
+    for end in range(1, len(document) + 1):
+        source, target = zip(*document[max(0, end - size) : end], strict=True)
+        yield _joined(source), _joined(target)
+
+
+def _joined(sentences: Iterable[list[str]]) -> list[str]:
+    return [piece for sentence in sentences for piece in (SEPARATOR, *sentence)][1:]
 
 
 # ---------------------------------------------------------------------------------------------------------- subwords

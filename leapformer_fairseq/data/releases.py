@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from ..support.errors import LeapformerError
 from ..support.lines import find_text, read_lines, write_lines
-from .catalogues import read_messages
 from .download import fetch, member_lines
 
 MULTI30K = "https://github.com/multi30k/dataset/raw/master/data/task1/raw"
@@ -215,6 +215,55 @@ def glue(root: Path, task: str, names: Iterable[str], download: bool) -> None:
     archive = root / task / _file_name(url)
     texts: Texts = {name: partial(member_lines, archive, f"{task}/{name}") for name in names}
     _provide(root / task, texts, [url], download)
+
+
+# gettext's catalogues: https://www.gnu.org/software/gettext/manual/html_node/PO-Files.html
+_STRING = re.compile(r'(?:(msgctxt|msgid|msgid_plural|msgstr|msgstr\[\d+\])\s+)?"((?:[^"\\]|\\.)*)"')
+_ESCAPE = re.compile(r"\\(.)")
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+
+
+@dataclass
+class Message:
+    """An entry of a catalogue; `texts` are its strings by keyword: msgid, msgstr, msgctxt, msgid_plural, msgstr[0].
+
+    It is `damaged` if one of its lines cannot be parsed.
+    """
+
+    flags: set[str] = field(default_factory=set)
+    texts: dict[str, str] = field(default_factory=dict)
+    damaged: bool = False
+
+
+def read_messages(path: Path) -> Iterator[Message]:
+    """The messages of a catalogue, without obsolete entries (#~) and without the header, whose msgid is empty.
+
+    Raises LeapformerError if the file is not text.
+    """
+    return (message for message in _entries(path) if message.texts.get("msgid"))
+
+
+def _entries(path: Path) -> Iterator[Message]:
+    message, keyword = Message(), ""
+    for line in map(str.strip, read_lines(path)):
+        if not line or line.startswith("#"):
+            if message.texts:  # a comment belongs to the message that follows
+                yield message
+                message, keyword = Message(), ""
+            if line.startswith("#,"):
+                message.flags.update(flag.strip() for flag in line[2:].split(","))
+            continue
+        match = _STRING.fullmatch(line)
+        if match is None or not (match[1] or keyword):
+            message.damaged = True
+            continue
+        if match[1] in ("msgid", "msgctxt") and "msgid" in message.texts:  # no empty line between two messages
+            yield message
+            message = Message()
+        keyword = match[1] or keyword  # without one, the string continues the previous line's
+        text = _ESCAPE.sub(lambda escaped: _ESCAPES.get(escaped[1], escaped[1]), match[2])
+        message.texts[keyword] = message.texts.get(keyword, "") + text
+    yield message
 
 
 def _provide(root: Path, texts: Texts, urls: Sequence[str], download: bool) -> None:

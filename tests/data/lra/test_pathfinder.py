@@ -14,8 +14,7 @@ from PIL import Image
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data.lra import pathfinder
 from leapformer_fairseq.data.lra.pathfinder import metadata_of, picture_of
-from leapformer_fairseq.data.lra.pathfinder_canvas import Canvas, Sizes, bits, dilated
-from leapformer_fairseq.data.lra.pathfinder_curves import MARKER, draw
+from leapformer_fairseq.data.lra.pathfinder_pictures import MARKER, Canvas, Sizes, bits, dilated, draw
 from leapformer_fairseq.support.errors import LeapformerError
 
 EASY = Sizes(contour=6)
@@ -176,7 +175,7 @@ def test_the_same_pixels_in_any_process_and_after_an_interruption(tmp_path, monk
         ("--contour 5 --side 16", "--contour 5: two curves of 20 pixels find no room in --side 16; give a shorter"),
         ("--contrast bright", "--contrast bright: choose from: published, equal"),
         ("--images 1", "--images 1: give at least 2, one of each label"),
-        ("--train 5", "--train is for --task st or tts or listops; leave it out with --task pathfinder"),
+        ("--train 5", "--train is for --task st or text or tts or listops; leave it out with --task pathfinder"),
     ],
 )
 def test_bad_options_are_one_line(options, message, tmp_path, capsys):
