@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import chain, groupby
+from functools import partial
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ BATCH = 10_000  # sentence pairs encoded by one call of sentencepiece
 OWN = "text"  # the user's own data
 
 Pairs = Iterator[tuple[str, str]]
+Encode = Callable[[Iterable[tuple[str, str]]], Iterator["Sentences"]]
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def prepare(
         prepared.begin(out, options)
         files = _write_split(out, split, languages, reverse=languages != dataset.languages)
     _write_subwords(out, files["train"], vocab_size, dataset)
-    encode = _Encoder(out / "spm.model")
+    encode = partial(_encoded, sentencepiece.SentencePieceProcessor(model_file=str(out / "spm.model")))
     (out / "raw").mkdir(exist_ok=True)
     summary = {}
     for name in SPLITS:
@@ -253,30 +255,16 @@ def _write_subwords(out: Path, files: tuple[Path, Path], vocab_size: int, datase
             dictionary.write(f"{SEPARATOR} 1\n")
 
 
-class _Encoder:
-    """Splits the sentences of pairs into subwords."""
-
-    def __init__(self, model: Path) -> None:
-        self._processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
-
-    def __call__(self, pairs: Iterable[tuple[str, str]]) -> Iterator[Sentences]:
-        """Encode both sides of all pairs, in batches."""
-        batch: list[tuple[str, str]] = []
-        for pair in pairs:
-            batch.append(pair)
-            if len(batch) == BATCH:
-                yield from self._encode(batch)
-                batch = []
-        yield from self._encode(batch)
-
-    def _encode(self, batch: Sequence[tuple[str, str]]) -> Iterator[Sentences]:
-        sides = (self._processor.encode([pair[side] for pair in batch], out_type=str) for side in (0, 1))
-        return zip(*sides, strict=True)
+def _encoded(model: sentencepiece.SentencePieceProcessor, pairs: Iterable[tuple[str, str]]) -> Iterator[Sentences]:
+    """Split both sentences of all pairs into subwords, in batches."""
+    remaining = iter(pairs)
+    while batch := list(islice(remaining, BATCH)):
+        yield from zip(*(model.encode([pair[side] for pair in batch], out_type=str) for side in (0, 1)), strict=True)
 
 
 # ------------------------------------------------------------------------------------------------------------ splits
 def _write_training(
-    out: Path, languages: tuple[str, str], encode: _Encoder, pairs: Pairs, dataset: ParallelText
+    out: Path, languages: tuple[str, str], encode: Encode, pairs: Pairs, dataset: ParallelText
 ) -> dict[str, Any]:
     """Encode the pairs that are fit for training; return the counts of pairs kept and left out."""
     dropped: Counter[str] = Counter()
@@ -307,7 +295,7 @@ def _reason(source: int, target: int, dataset: ParallelText) -> str | None:
 
 
 def _write_evaluation(
-    out: Path, split: str, languages: tuple[str, str], encode: _Encoder, pairs: Pairs, dataset: ParallelText
+    out: Path, split: str, languages: tuple[str, str], encode: Encode, pairs: Pairs, dataset: ParallelText
 ) -> dict[str, Any]:
     """Encode all pairs, since one left out would not be scored, and write the references."""
     texts = list(pairs)  # evaluation sets fit into the memory, unlike training sets

@@ -209,7 +209,7 @@ class TestResuming:
         assert len((out / f"{TEST}.source").read_text().split()) == 4
 
     def test_interrupted_split_leaves_no_archive(self, root, tmp_path, monkeypatch):
-        monkeypatch.setattr(speech._Split, "add", lambda *args, **options: 1 / 0)
+        monkeypatch.setattr(speech.FeatureArchive, "add", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepared(root, tmp_path / "out")
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["prepared.json"]
