@@ -49,6 +49,8 @@ setup(
             "runtime/serve/page/local/*",
             "studies/lra/*.json",
             "studies/lra/protocols/*.yaml",
+            "studies/recipes/*.json",
+            "studies/recipes/*.yaml",
         ],
         "leapformer_fairseq.configs": ["*.yaml", "*/*.yaml"],
     },
@@ -67,7 +69,6 @@ setup(
             "sacrebleu>=2.3",
             "scikit-learn",  # which fairseq imports, and Sparsefinder's k-means
             "scipy",
-            "tabulate",
             "tqdm",
         ],
         "simul": ["simuleval==1.1.4"],  # the agent; brings pandas, tornado, yt-dlp, pytest

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
-from leapformer_fairseq.studies.trainings import PROGRAM, Process, run_all
+from leapformer_fairseq.studies.trainings import PROGRAM
 
 from . import forks
-
-R = TypeVar("R")
 
 LIMIT_S = 900
 
@@ -39,19 +36,3 @@ def done(command: Sequence[str], stdin: str = "") -> str:
     finished = run(command, stdin=stdin)
     assert finished.returncode == 0, finished.stderr[-3000:]
     return finished.stdout + finished.stderr
-
-
-def carried_out(work: Generator[Process, int, R]) -> R:
-    """What some work of `trainings` returns once its processes have ended."""
-    found = []
-
-    def whole() -> Generator[Process, int, None]:
-        found.append((yield from work))
-
-    run_all([whole()])
-    return found[0]
-
-
-def status_of(process: Process) -> Generator[Process, int, int]:
-    """The work of one process, which returns its exit status."""
-    return (yield process)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -32,9 +33,11 @@ LIMIT_S = 300
 _CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 #: names of values that depend on the time, the load or the state of the code, not on what was asked for
-_OF_TIME = re.compile(r"second|wps|ups\b|speed|time|signature|duration|throughput|(^|_)wall|_s$")
+_OF_TIME = re.compile(
+    r"second|wps|ups\b|speed|time|signature|duration|throughput|(^|_)wall|_s$|_CA$|^compute$|without_prenet|^date$"
+)
 #: files of logs and pictures, and of tables with speeds, whose numbers are in a .json beside them
-_LEFT_OUT = re.compile(r"(\.log|\.png|\.md|commands\.sh|table\.csv)$")
+_LEFT_OUT = re.compile(r"(\.log|\.svg|\.md|commands\.sh|(table|quality)\.csv|compute\.jsonl)$")
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,18 @@ def results(out: Path) -> dict[str, Any]:
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The names of files that only one of two results has, or that differ."""
-    return [name for name in sorted({**one, **other}) if one.get(name) != other.get(name)]
+    return [name for name in sorted({**one, **other}) if not _same(one.get(name), other.get(name))]
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are equal; numbers up to what a model computes otherwise in another process."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-5)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(value, other[name]) for name, value in one.items())
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)
 
 
 def _content(path: Path) -> Any:

@@ -20,8 +20,9 @@ from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.compat import distributed
 from leapformer_fairseq.data.arrays import About, Example, write_about, write_split
 from leapformer_fairseq.models.averaging import load_checkpoint
+from leapformer_fairseq.studies.engine import Cell, Engine
 from leapformer_fairseq.studies.launching import Launcher
-from leapformer_fairseq.studies.recipes.shell import Shell
+from leapformer_fairseq.studies.recipes.recipe import training
 from leapformer_fairseq.support.errors import LeapformerError
 
 from .commands import done, leapformer, run
@@ -29,6 +30,7 @@ from .data.tiny_corpus import tiny_corpus
 from .data.tts_trees import MELS, tts_tree
 from .forks import Fork
 from .reversed_text import reversed_text
+from .studies.recipes.running import Cells
 
 TORCHRUN = {"MASTER_ADDR": "here", "MASTER_PORT": "1", "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
 
@@ -274,11 +276,10 @@ def test_a_killed_process_is_restarted_and_ends_at_the_same_model(data, tmp_path
     """A recipe starts torchrun again, which on CPUs does not restart its processes itself."""
     words = f"{CASES['lm-leap'].replace('DATA/lm', '')} {COMMON} --max-update 150 --save-interval-updates 20".split()
     launcher, said = Launcher("torchrun", processes=2, restarts=1), list[str]()
-    shell = Shell(tmp_path, said.append, lambda words: None, launcher=launcher)
     killed = Thread(target=kill_the_second_process, args=(tmp_path / "killed",))
     killed.start()
-    for name in ("killed", "whole"):
-        shell.run(shell.train(name, data / "lm", tmp_path / name, *words), threads=1)
+    cells = [Cell(name, (training(data / "lm", tmp_path / name, *words, threads=1),)) for name in ("killed", "whole")]
+    assert not Engine(Cells(tmp_path, *cells), say=said.append, launcher=launcher).run().failed
     killed.join()
     assert any("killed goes on from its last checkpoint, it died: " in line for line in said), said
     assert "Loaded checkpoint" in (tmp_path / "killed/train.log").read_text()

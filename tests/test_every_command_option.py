@@ -36,9 +36,10 @@ from leapformer_fairseq.runtime.simul import live
 from leapformer_fairseq.runtime.simul.options import policy_options
 from leapformer_fairseq.runtime.spoken import Manifests, Manner, Script, Utterance
 from leapformer_fairseq.scoring import alignment, pieces
-from leapformer_fairseq.scoring.pictures import heatmaps, inputs, utterances
+from leapformer_fairseq.scoring.pictures import heatmaps, inputs
 from leapformer_fairseq.scoring.pictures.proportions import Proportions
 from leapformer_fairseq.simul import loading
+from leapformer_fairseq.support.options import add_command
 
 from .exported import MELS
 from .runtime.serve.cases import silent
@@ -99,7 +100,7 @@ def a_day_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def options_of(name: str) -> set[str]:
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"leapformer_fairseq.cli.{name}").add_arguments(parser)
+    add_command(parser, importlib.import_module(f"leapformer_fairseq.cli.{name}"))
     return {action.option_strings[0] if action.option_strings else action.dest for action in parser._actions} - {"-h"}
 
 
@@ -244,7 +245,7 @@ TTS: dict[str, tuple[list[str], list[str], set[str]]] = {
     "--eos-threshold": (["--eos-threshold", "0.75"], NUMBERS, {"mel/0001.npy"}),
     "--max-steps": (["--max-steps", "5"], NUMBERS, FILES),
     "--batch-size": (["--batch-size", "1"], NUMBERS, {"mel/0002.npy"}),
-    "--plots": (["--plots", "2"], NUMBERS, {"plots/0001.png", "plots/0002.png"}),
+    "--plots": (["--plots", "2"], NUMBERS, {"plots/0001.svg", "plots/0002.svg"}),
     "--hifigan": (["--hifigan", "a.pt", "a.json"], NUMBERS, {"wav/0001.wav", "hifigan"}),
     "--iterations": (["--iterations", "7"], NUMBERS, {"wav/0001.wav"}),
     "--model-overrides": (["--model-overrides", "{'a': 7}"], NUMBERS, {"voice"}),
@@ -304,7 +305,7 @@ def test_every_option_of_tts_changes_what_is_spoken(
     monkeypatch.setattr(
         hifigan, "load_hifigan", lambda *given: seen.append(("hifigan", given)) or (lambda mel: mel[:, 0])
     )
-    monkeypatch.setattr(utterances, "draw_utterance", lambda one, script, path: path.write_text(script.id))
+    monkeypatch.setattr(heatmaps, "draw_utterance", lambda one, script, path: path.write_text(script.id))
 
     def run(words: list[str]) -> Found:
         seen.clear()

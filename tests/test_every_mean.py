@@ -16,7 +16,7 @@ from leapformer_fairseq.data import tables
 from leapformer_fairseq.models.averaging import average_parameters
 from leapformer_fairseq.runtime.schedule import unheard_share
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions
-from leapformer_fairseq.scoring.generation import score_generation
+from leapformer_fairseq.scoring.outputs import score_generation
 from leapformer_fairseq.scoring.report import score_run
 from leapformer_fairseq.simul.batch import _frames, _wait_k
 from leapformer_fairseq.studies.lra import grid

@@ -31,10 +31,8 @@ from leapformer_fairseq.runtime.simul.stream import DecodingOptions
 from leapformer_fairseq.runtime.spoken import Manner, Utterance
 from leapformer_fairseq.runtime.voice import ExportedVoice
 from leapformer_fairseq.scoring.comparison import collect
-from leapformer_fairseq.scoring.generation import aligned_hypotheses
-from leapformer_fairseq.scoring.perplexity import score_evaluation
+from leapformer_fairseq.scoring.outputs import aligned_hypotheses, score_evaluation, score_validation
 from leapformer_fairseq.scoring.runs import compare
-from leapformer_fairseq.scoring.validation import score_validation
 from leapformer_fairseq.simul import batch, sentence_training, simulate
 from leapformer_fairseq.simul.simulate import put_in_order
 from leapformer_fairseq.simul.talks import LOGS, join_logs

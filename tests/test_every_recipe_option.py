@@ -6,8 +6,6 @@ Recipes are run dry. Values are such that occur nowhere else: a number that is g
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,10 +13,10 @@ from unittest.mock import patch
 
 import pytest
 
+from leapformer_fairseq.studies.engine import Engine, State
 from leapformer_fairseq.studies.launching import Launcher
 from leapformer_fairseq.studies.recipes import catalog
 from leapformer_fairseq.studies.recipes.recipe import launcher_of
-from leapformer_fairseq.studies.recipes.shell import Shell
 
 # One data set for each kind of recipe, and what it needs to run dry.
 NEEDS: dict[str, list[str]] = {
@@ -82,6 +80,8 @@ VALUES: dict[Any, tuple[str, list[str]]] = {
     ("talks", "--root"): (str(Path(__file__).parents[1]), []),
     "--vocabulary": ("/W", []),
     "--epochs": ("97", []),
+    "--jobs": ("2", ["--seeds", "1 2 3"]),
+    ("lra", "--jobs"): ("97", []),
     ("sparsefinder", "--epochs"): ("97 89", []),
 }
 # Where the value is no word of a command, or not only: what is compared then is all that is said and recorded.
@@ -91,7 +91,9 @@ ONLY_CHANGES = {
     "--pretrained", "--paper", "--jobs", "--pretrained-seed", "--k", "--pair",
 }  # fmt: skip
 # No command of a dry run tells: below, tests/studies/recipes/test_shell.py, and test_speech_of_ones_own
-LAUNCHES = {"--launcher", "--processes", "--machines", "--slurm-options", "--restarts", "--dry-run", "--anyway"}
+LAUNCHES = {
+    "--launcher", "--processes", "--machines", "--slurm-options", "--restarts", "--dry-run", "--anyway", "--only"
+}  # fmt: skip
 SWEEPS = {"--ratios", "--dampenings", "--sizes"}
 
 
@@ -103,39 +105,22 @@ class Said(NamedTuple):
 
     @property
     def words(self) -> set[str]:
-        return {word for line in self.lines if not line.startswith("== ") for word in shlex.split(line)}
+        return {word for line in self.lines if not line.startswith("#") for word in shlex.split(line)}
 
 
 @cache
 def dry(name: str, *words: str) -> Said:
     lines: list[str] = []
-    open_folders: list[tuple[str, tuple[str, ...], list[str]]] = []
-    folders = {}
-
-    def say(line: str) -> None:
-        line = line if not line.startswith("== [") else f"== {line.partition('] ')[2]}"
-        lines.append(line)
-        if open_folders:  # the innermost, which is known by all records on the way
-            open_folders[-1][2].append(line)
-
-    @contextmanager
-    def folder(shell: Shell, path: Path, record: Sequence[str]) -> Iterator[None]:
-        known = tuple(word for _, outer, _ in open_folders for word in outer) + tuple(record)
-        one = (str(path), known, list[str]())
-        open_folders.append(one)
-        yield
-        open_folders.remove(one)
-        folders[one[0]] = one[1], tuple(command for command in one[2] if not command.startswith("== "))
-
-    real = Shell.run
-
-    def run(shell: Shell, *works: Any, at_once: int = 1, threads: int | None = None) -> None:
-        lines.append(f"== at once: {at_once}, threads: {threads}")
-        real(shell, *works, at_once=at_once, threads=threads)
-
-    with patch.object(Shell, "folder", folder), patch.object(Shell, "run", run):
-        catalog.start(name, [*words, "--dry-run"], say=say, call=None).run_all()
-    return Said(tuple(lines), folders)
+    with patch("os.cpu_count", lambda: 5):
+        recipe = catalog.start(name, [*words, "--dry-run"])
+        Engine(recipe, say=lines.append, dry=True).run()
+    folders = dict[str, tuple[tuple[str, ...], tuple[str, ...]]]()
+    for cell in recipe.cells(State()):
+        if cell.records:  # the innermost, which is known by all records on the way
+            folder, record = f"{recipe.out}/{[*cell.records][-1]}", tuple(" ".join(cell.records.values()).split())
+            folders[folder] = record, (*folders.get(folder, ((), ()))[1], *map(str, cell.steps))
+    lines = [line for text in lines for line in text.splitlines()]
+    return Said((f"# jobs: {recipe.jobs}", *lines), folders)
 
 
 def options_of(name: str) -> list[Any]:
@@ -199,7 +184,7 @@ def test_every_option_reaches_a_command(name: str, option: str) -> None:
                 f"{option} {value} is in no command"
             )
     elif option == "--jobs":  # trainings at once, of this process or of the command
-        assert any("at once: 97," in line for line in after.lines) or "97" in after.words
+        assert f"# jobs: {values[0]}" in after.lines or values[0] in after.words
     elif option in ("--k", "--seeds"):
         for value in values[0].split():
             assert value in after.words, f"{option} {value} is in no command"
@@ -262,7 +247,7 @@ def test_options_of_the_command_line_have_the_last_word(name: str) -> None:
         settings, marks = f"--{option}-options", ("--first 1", "--second 2")
         need = ["--linearize", "/t.pt"] if option == "linearize" else []
         words = [*NEEDS[name], *need, "--out", "/O", settings, marks[0], settings, marks[1]]
-        found = catalog.start(name, words, say=print, call=None).recipe.options(option)
+        found = catalog.start(name, words).options(option)
         assert found[-4:] == ["--first", "1", "--second", "2"] or found[-6:-2] == ["--first", "1", "--second", "2"], (
             option
         )

@@ -34,11 +34,12 @@ from leapformer_fairseq.runtime.simul.session import Session
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
 from leapformer_fairseq.runtime.simul.text import CharEmitter, WordEmitter
 from leapformer_fairseq.runtime.simul.times import ComputeTimes
+from leapformer_fairseq.scoring.figure import Figure
 from leapformer_fairseq.simul.engine import EncodedEngine, IncrementalEngine, RecomputeEngine
 from leapformer_fairseq.simul.simulate import Outcome, Utterance, logged
-from leapformer_fairseq.studies import launching, trainings
-from leapformer_fairseq.studies.curve import curve as curves
-from leapformer_fairseq.studies.engine import Engine
+from leapformer_fairseq.studies import curve as curves
+from leapformer_fairseq.studies import launching
+from leapformer_fairseq.studies.engine import Cell, Command, Engine, State, planned
 from leapformer_fairseq.studies.launching import Losses
 from leapformer_fairseq.studies.linearize import selection
 from leapformer_fairseq.studies.linearize.selection import Swap, choose
@@ -46,6 +47,7 @@ from leapformer_fairseq.studies.probes import study as probes
 
 from .models.tiny import make_model, target_prefix
 from .scripted import ScriptedSystem, Words, sound, talk
+from .studies.recipes.running import Cells
 
 # --------------------------------------------------------------------------------------------------------------- forks
 
@@ -401,15 +403,23 @@ def test_linearize_goes_on_with_the_blocks_that_were_chosen(monkeypatch: pytest.
         return iter(order[len(before) :])
 
     monkeypatch.setattr(stages, "choose", chosen)
-    one: Any = object.__new__(stages.Linearize)
-    one.settings = SimpleNamespace(keep=1, max_distance=None, sentences=5)
-    one.shell, one.out = SimpleNamespace(dry=False, say=lambda text: None), tmp_path
-    one.replaced = dict.fromkeys("abc")
-    one._pair = lambda checkpoint: SimpleNamespace(batches=lambda sentences: [])
+    study: Any = object.__new__(stages.Linearize)
+    study.settings = SimpleNamespace(keep=1, max_distance=None, sentences=5, path=Path("t.pt"))
+    study.out, study._say, study.everywhere, study.updates = tmp_path, lambda text: None, [], {stages.TASK: 0}
+    study.replaced = dict.fromkeys("abc")
+    study._pair = lambda checkpoint: SimpleNamespace(batches=lambda sentences: [])
+    study._stage = lambda name, words, start, *needs: Cell(name, (), needs=needs)
+    study._words_of_student = lambda stays: []
+    (tmp_path / "align").mkdir()
+    (tmp_path / "align/done").touch()
     (tmp_path / stages.ORDER).write_text(json.dumps({"swaps": order[:1], "first_layer": 1, "signature": ""}))
-    assert one._chosen() == {"c"} and asked == [[order[0]]]
+    assert study.kept(State()) is None
+    state = State()
+    assert [cell.name for cell in planned(study, state)] == ["align", "choose"] and "choose" not in state.results
+    assert study._choose()["swaps"] == order and asked == [[order[0]]]
+    assert [cell.name for cell in planned(study, state)][2:] == ["keep1/start", "keep1/distill", "keep1"]
+    assert study.kept(state) == {"c"}
     assert json.loads((tmp_path / stages.ORDER).read_text())["swaps"] == [list(swap) for swap in order]
-    assert one._chosen() == {"c"} and len(asked) == 1, "nothing is left"
 
 
 # -------------------------------------------------------------------------------------------------------------- studies
@@ -421,7 +431,7 @@ def test_probes_are_trained_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         return {str(size): (hash((run.rate, run.seed)) % 100) / 100 for size in probes.PROBES[run.probe].tested}
 
     monkeypatch.setattr(probes, "train", train)
-    monkeypatch.setattr(probes, "draw_probes", lambda *given: None)
+    monkeypatch.setattr(Figure, "save", lambda *given: "")
     study = probes.Study(["recall"], ["leap", "relu"], rates=(0.1, 0.2), seeds=(1, 2, 3), updates=7, out=tmp_path)
     Engine(study).run()
     assert len(trained) == 12 == len(set(trained)) and {updates for _, updates in trained} == {7}
@@ -453,42 +463,53 @@ def test_repeats_of_a_curve_go_on_after_the_last_utterance(monkeypatch: pytest.M
     timed = dict.fromkeys(("features_s", "encoder_s", "decoder_s"), 1.0)
     monkeypatch.setattr(curves, "score_run", lambda *given: {"compute": timed, "n_instances": 5, "n_empty": 0})
     utterances = [Utterance(index, tmp_path / "x.wav", "a") for index in range(5)]
-    setting: Any = None
-    run = curves.Run(setting, [], SimpleNamespace(out=tmp_path, tokenize="13a"))  # type: ignore[arg-type]
-    stop = iter(range(100))
+    setting: Any = SimpleNamespace(name="a")
+    words: Any = SimpleNamespace(out=tmp_path / "runs/a", tokenize="13a", num_threads=1)
+    (tmp_path / "runs/a").mkdir(parents=True)
+    (tmp_path / "runs/a/scores.json").write_text("{}")
+    monkeypatch.setattr(curves, "write_reports", lambda curve: None)
+    study = curves.Curve(tmp_path, [curves.Run(setting, [], words)], 2, utterances, {}, {}, {})
+    monkeypatch.setattr(curves.Curve, "reserve", lambda self: None)
+    written = curves.log_outcome
 
-    def heard() -> None:
-        if next(stop) == 2:
+    def log_outcome(folder: Path, outcome: Outcome) -> None:
+        if len(made) == 5:
             raise KeyboardInterrupt
+        written(folder, outcome)
 
-    with pytest.raises(KeyboardInterrupt):
-        curves.measure(run, utterances, 2, heard)
-    assert made == [0, 0, 1, 2], "the first one warms up, and does not count"
-    curves.measure(run, utterances, 2, lambda: None)
-    assert made[4:] == [0, 3, 4, 0, 1, 2, 3, 4]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(curves, "log_outcome", log_outcome)
+        Engine(study).run()
+    assert made == [0, 0, 1, 2, 3], "the first one warms up, and does not count"
+    curves._warmed_up.cache_clear()  # as in another process
+    Engine(study).run()
+    assert made[5:] == [0, 3, 4, 0, 1, 2, 3, 4]
     for repeat in (1, 2):
-        lines = (tmp_path / f"repeat{repeat}/instances.log").read_text().splitlines()
+        lines = (tmp_path / f"runs/a/repeat{repeat}/instances.log").read_text().splitlines()
         assert [json.loads(line)["index"] for line in lines] == [0, 1, 2, 3, 4]
-        assert logged(tmp_path / f"repeat{repeat}", "word") == {0, 1, 2, 3, 4}
-    curves.measure(run, utterances, 2, lambda: None)
-    assert len(made) == 12, "nothing is left"
+        assert logged(tmp_path / f"runs/a/repeat{repeat}", "word") == {0, 1, 2, 3, 4}
+    Engine(study).run()
+    assert len(made) == 13, "nothing is left"
 
 
 def test_who_watches_a_training_that_goes_on_is_shown_what_is_new_and_all_of_it(tmp_path: Path) -> None:
     """Once, in its order; what the log had before is of another process."""
-    log, seen = tmp_path / "train.log", list[int]()
+    log, seen = tmp_path / "a/train.log", list[int]()
 
     def told(number: int) -> str:
         return f"2026 | INFO | train_inner | {json.dumps({'num_updates': number})}"
 
-    def work() -> Any:
-        for first in (1, 4, 7):
-            lines = "\\n".join(told(number) for number in range(first, first + 3))
-            command = ["printf", f"{lines}\\n"]
-            yield trainings.Process(command, log, lambda entry: seen.append(entry["num_updates"]))
+    def tell(entry: dict[str, Any]) -> str:
+        seen.append(entry["num_updates"])
+        return ""
 
+    def step(first: int) -> Command:
+        lines = "\n".join(told(number) for number in range(first, first + 3))
+        return Command(("-c", f"print({lines!r})"), "train.log", "python", tell=tell)
+
+    log.parent.mkdir()
     log.write_text(f"{told(100)}\n{told(200)}\n")
-    trainings.run_all([work()])
+    Engine(Cells(tmp_path, Cell("a", tuple(map(step, (1, 4, 7)))))).run()
     assert seen == list(range(1, 10))
     assert log.read_text().count("num_updates") == 11, "and the log is whole"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from argparse import Namespace
 from dataclasses import asdict, fields
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 from leapformer_fairseq.attention import PrefixMask
+from leapformer_fairseq.cli import calls
 from leapformer_fairseq.cli import linearize as linearize_command
 from leapformer_fairseq.models import synthesis
 from leapformer_fairseq.models.length_predictors import LengthPredictor, Setting, Source, length_options
@@ -29,12 +29,13 @@ from leapformer_fairseq.studies import trainings
 from leapformer_fairseq.studies.ablation import running
 from leapformer_fairseq.studies.ablation.search import Candidate, Result, Slot
 from leapformer_fairseq.studies.ablation.study import REPLACEMENT, Run, Settings, Study
-from leapformer_fairseq.studies.engine import Engine
+from leapformer_fairseq.studies.engine import Engine, State
+from leapformer_fairseq.studies.launching import Launcher
 from leapformer_fairseq.studies.linearize import selection, stages
 from leapformer_fairseq.studies.probes import study as probes
 from leapformer_fairseq.studies.probes.model import ProbeModel
 from leapformer_fairseq.studies.probes.tasks import NOTHING, Batch
-from leapformer_fairseq.studies.recipes.shell import Shell
+from leapformer_fairseq.support import options
 
 from .models.tiny import dictionary, make_model, speech_batch, target_prefix
 
@@ -262,7 +263,7 @@ def test_hypotheses_are_as_long_as_they_may_be_and_scored_by_their_length(
 
 # ----------------------------------------------------------------------------------------------------------- linearize
 def linearize(tmp_path: Path, **given: Any) -> Any:
-    """Stages whose commands are printed, of a teacher that is not there."""
+    """Stages of a teacher that is not there."""
     settings = dict(
         path=Path("/teacher.pt"), attention=None, out=tmp_path, data=None, keep=0, max_distance=None,
         align_updates=None, distill_updates=None, task_updates=800, align_rate=0.11, distill_rate=0.12, task_rate=0.13,
@@ -270,9 +271,7 @@ def linearize(tmp_path: Path, **given: Any) -> Any:
     )  # fmt: skip
     one: Any = object.__new__(stages.Linearize)
     one.settings = stages.Settings(**{**settings, **given})  # type: ignore[arg-type]
-    one.said = []
-    one.shell = Shell(tmp_path, one.said.append, lambda words: None, dry=True)
-    one.data = "/data"
+    one.out, one.data = tmp_path, "/data"
     one.updates = {stages.ALIGN: 100, stages.DISTILL: 400, stages.TASK: 800}
     return one
 
@@ -285,9 +284,10 @@ def value_of(line: str, flag: str) -> str:
 
 def test_every_stage_has_its_own_numbers(tmp_path: Path) -> None:
     one = linearize(tmp_path, train_options=["--patience", "977"])
-    for name in (stages.ALIGN, stages.DISTILL, stages.TASK):
-        one.shell.run(one._stage(name, tmp_path, ["--arch", "x"], Path(f"/start-{name}.pt")))
-    align, distil, task = one.said
+    align, distil, task = (
+        str(one._stage(name, ["--arch", "x"], Path(f"/start-{name}.pt")).steps[0])
+        for name in (stages.ALIGN, stages.DISTILL, stages.TASK)
+    )
     for line, rate, updates, weight in (
         (align, "0.11", "100", None), (distil, "0.12", "400", "0.31"), (task, "0.13", "800", "0.0")
     ):  # fmt: skip
@@ -311,12 +311,15 @@ def test_every_option_of_the_command_is_a_setting(monkeypatch: pytest.MonkeyPatc
         "distillation-weight": 0.23, "align-weights": 0.29, "sentences": 31,
     }  # fmt: skip
     got: list[Any] = []
-    monkeypatch.setattr(stages, "Linearize", lambda settings, shell: got.append(settings) or SimpleNamespace(run=Path))
-    parser = argparse.ArgumentParser()
-    linearize_command.add_arguments(parser)
+    monkeypatch.setattr(stages, "Linearize", lambda settings, say: got.append(settings) or SimpleNamespace(folder=str))
+    given: list[Any] = []
+    monkeypatch.setattr(calls, "run_study", lambda study, args, launcher: given.append(launcher) or (State(), 0))
     words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
-    linearize_command._linearize(parser.parse_args([*words, "--dry-run", "--", "--patience", "37"]))
+    launched = ["--launcher", "slurm", "--processes", "2", "--machines", "3", "--slurm-options=-p gpu"]
+    words += [*launched, "--restarts", "7", "--", "--patience", "37"]
+    linearize_command._linearize(options.parse(linearize_command, words))
     (settings,) = got
+    assert given == [Launcher("slurm", 2, 3, ["-p", "gpu"], 7)]
     found = {field.name: getattr(settings, field.name) for field in fields(settings)}
     assert found.pop("attention").text == "relu" and found.pop("train_options") == ["--patience", "37"]
     assert found.pop("max_distance") is None

@@ -28,8 +28,9 @@ from leapformer_fairseq.runtime.simul.stream import DecodingOptions, Translation
 from leapformer_fairseq.runtime.simul.times import ComputeTimes
 from leapformer_fairseq.simul.engine import IncrementalEngine, RecomputeEngine
 from leapformer_fairseq.simul.system import TranslationSystem
+from leapformer_fairseq.studies import engine
 from leapformer_fairseq.studies.launching import Launcher, Losses
-from leapformer_fairseq.studies.recipes import shell
+from leapformer_fairseq.studies.recipes.recipe import training
 from leapformer_fairseq.studies.recipes.speech import write_longest
 from leapformer_fairseq.support.errors import LeapformerError
 
@@ -38,6 +39,7 @@ from . import test_every_order as orders
 from . import test_every_recipe_option as recipes
 from .models.tiny import dictionary
 from .scripted import ScriptedSystem, sound
+from .studies.recipes.running import Cells
 
 # ------------------------------------------------------------------------------------------------------ the pass
 
@@ -190,18 +192,23 @@ def test_a_training_that_dies_goes_on_as_often_as_asked(monkeypatch: pytest.Monk
     for restarts in (0, 1, 3):
         tried: list[int] = []
 
-        def dies(self: Any, *given: Any, tried: list[int] = tried) -> Any:
-            yield from ()
-            tried.append(1)
-            raise LeapformerError("died")
+        class Dies:
+            def __init__(self, about: Any, tried: list[int] = tried) -> None:
+                tried.append(1)
+
+            def poll(self) -> int:
+                return 1
+
+            def close(self) -> None:
+                """There is no log."""
 
         ages = iter(range(100))
-        monkeypatch.setattr(shell.Shell, "_complete", dies)
-        monkeypatch.setattr(shell, "_age", lambda checkpoint, ages=ages: next(ages))
-        host = shell.Shell(tmp_path, lambda text: None, lambda words: None, launcher=Launcher(restarts=restarts))
-        with pytest.raises(LeapformerError, match="died"):
-            host.run(host.train("x", tmp_path, tmp_path))
-        assert len(tried) == restarts + 1
+        monkeypatch.setattr(engine.trainings, "Running", Dies)
+        monkeypatch.setattr(engine.trainings, "failure", lambda *given: LeapformerError("died"))
+        monkeypatch.setattr(engine, "age_of", lambda checkpoint, ages=ages: next(ages))
+        study = Cells(tmp_path, engine.Cell("x", (training(tmp_path, tmp_path / "x"),)))
+        state = engine.Engine(study, launcher=Launcher(restarts=restarts)).run()
+        assert state.failed == {"x": "died"} and len(tried) == restarts + 1
 
 
 def test_the_last_validation_counts_for_whether_a_training_was_too_short() -> None:

@@ -35,13 +35,12 @@ from leapformer_fairseq.runtime.simul.session import Session
 from leapformer_fairseq.runtime.simul.shown import Shown
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
 from leapformer_fairseq.runtime.simul.times import ComputeTimes
+from leapformer_fairseq.scoring.table import spread
 from leapformer_fairseq.simul import talks
 from leapformer_fairseq.simul.simulate import Simulation, Utterance
 from leapformer_fairseq.simul.states import States
 from leapformer_fairseq.studies import launching
-from leapformer_fairseq.studies.curve.curve_report import _spread
 from leapformer_fairseq.studies.linearize.stages import _seconds
-from leapformer_fairseq.studies.recipes.shell import Shell
 from leapformer_fairseq.studies.trainings import environment, speed
 from leapformer_fairseq.support.errors import LeapformerError
 
@@ -352,12 +351,10 @@ def test_usage_is_noted_every_ten_seconds_and_at_the_end(clock: Clock) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ recipes
-def test_elapsed_time_is_in_minutes_and_seconds(clock: Clock, tmp_path: Path) -> None:
-    said: list[str] = []
-    host = Shell(tmp_path, said.append, lambda words: None)
-    clock.now += 187
-    host.say("a")
-    assert said == ["== [3m7s] a"]
+def test_time_that_is_left_is_rounded_to_minutes_from_a_minute_and_a_half() -> None:
+    assert [launching.time_left(seconds) for seconds in (0.4, 89.4, 90, 187)] == [
+        ", 0 s left", ", 89 s left", ", 2 min left", ", 3 min left"
+    ]  # fmt: skip
 
 
 def test_the_time_that_is_left_is_in_seconds_then_minutes(clock: Clock) -> None:
@@ -468,7 +465,7 @@ def test_the_end_of_a_sentence_is_a_sample_of_the_recording(threshold: float, ch
 
 # -------------------------------------------------------------------------------------------------------------- means
 def test_means_of_repeats_and_queues() -> None:
-    assert _spread([1.0, None, 2.0, 6.0]) == {"mean": 3.0, "min": 1.0, "max": 6.0} and _spread([None]) is None
+    assert spread([1.0, None, 2.0, 6.0]) == {"mean": 3.0, "min": 1.0, "max": 6.0} and spread([None]) is None
     assert queued([1.0, 2.0, 3.0], [5.0, 1.0, 1.0]) == [6.0, 7.0, 8.0]
 
 

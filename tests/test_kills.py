@@ -13,15 +13,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import sentencepiece
+import soundfile
 
 from .commands import done, leapformer
-from .data.text_trees import multi30k_tree
+from .data.text_trees import multi30k_tree, wikitext_tree
 from .data.trees import mustc_tree, noises
 from .kills import Case, Moment, differences, killed_and_resumed, results, started
 from .made import made
 from .reversed_text import reversed_text
+from .scripted import sound
+from .simul.conftest import SPECIALS, subwords
+from .simul.test_loading import PLAN, write_config
 from .studies.recipes.test_lra_recipe import TINY
+from .studies.recipes.test_text_recipes import SMALL_BATCHES, TINY_NMT, TINY_SIZES
+from .untrained import save_checkpoint
 
 LM = (
     "--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 16 --optimizer adam --lr 2e-3 --cpu "
@@ -54,6 +62,28 @@ def _extract(folder: Path, out: Path) -> list[str]:
     words = f"--block decoder-self --out {out} --sentences 20 --min-length 4 --subset train"
     path = folder / "teacher/checkpoint_last.pt"
     return f"sparsefinder extract {folder}/text/lm --path {path} {words}".split()
+
+
+def _fitted(folder: Path) -> None:
+    _graphs(folder)
+    done(leapformer(*f"sparsefinder fit {folder}/graphs --out {folder}/fitted --seeds 1 --epochs 1".split()))
+
+
+def _translator(folder: Path) -> None:
+    data, pieces = folder / "data", sentencepiece.SentencePieceProcessor(model_file=str(subwords()))
+    data.mkdir()
+    shutil.copy(subwords(), data / "spm.model")
+    names = [pieces.id_to_piece(index) for index in range(pieces.get_piece_size())]
+    (data / "dict.txt").write_text("".join(f"{name} 1\n" for name in names if name not in SPECIALS), encoding="utf-8")
+    np.savez(data / "gcmvn.npz", mean=np.full(80, 8.0), std=np.full(80, 3.0))
+    write_config(data)
+    save_checkpoint(
+        folder / "st.pt", data, "leapformer_simulst_tiny", *PLAN, "--waitk-lagging", "1-3", "--encoder-causal"
+    )
+    for number in range(3):
+        soundfile.write(folder / f"{number}.wav", sound(0.6 + number / 2, seed=number), 16_000)
+    (folder / "source").write_text("".join(f"{folder}/{number}.wav\n" for number in range(3)))
+    (folder / "target").write_text("hallo welt\n" * 3)
 
 
 def _arrays(folder: Path) -> None:
@@ -111,11 +141,39 @@ CASES = {
             + ["--attention", "linear-relu", "--seeds", "1", "2"]
         ),
     ),
+    "study-sparsefinder": Case(
+        _fitted,
+        lambda at, out: (
+            f"sparsefinder pareto {at}/graphs --fitted {at}/fitted/seed1.pt --out {out} --windows 0 3".split()
+            + f"--grid small --data {at}/text/lm --quality-points 1".split()
+            + ["--mechanisms", "sparsefinder-distance", "entmax-window"]
+        ),
+    ),
+    "study-curve": Case(
+        _translator,
+        lambda at, out: (
+            f"curve --checkpoints {at}/st.pt --data-root {at}/data --source {at}/source --target {at}/target".split()
+            + ["--out", str(out), "--k", "1 2", "--max-len-b", "9", "--limit", "2", "--repeats", "1"]
+        ),
+    ),
     "study-ablate": Case(
         _sentences,
         lambda at, out: (
             ["ablate", "--out", str(out), "--mechanisms", "leap", "--"]
             + ["train", str(at / "text/lm"), *LM.split(), "--max-epoch", "2", "--no-epoch-checkpoints"]
+        ),
+    ),
+    "study-translation": Case(
+        lambda at: multi30k_tree(at / "data"),
+        lambda at, out: (
+            f"recipe multi30k --root {at}/data --out {out} --epochs 1 --attention softmax".split() + [*TINY_NMT]
+        ),
+    ),
+    "study-language-models": Case(
+        lambda at: wikitext_tree(at / "data"),
+        lambda at, out: (
+            f"recipe language_model --root {at}/data --out {out} --epochs 1 --jobs 2 --vocab-size 120".split()
+            + ["--attention", "relu leap", "--train-options", f"{TINY_SIZES} {SMALL_BATCHES} --tokens-per-sample 32"]
         ),
     ),
 }

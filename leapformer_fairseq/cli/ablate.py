@@ -1,10 +1,12 @@
-"""`leapformer ablate`: test which attention blocks can be linear, one at a time, and recommend a plan."""
+"""`leapformer ablate`: which attention blocks can be linear, one at a time. The costs are ranked, and a plan is
+recommended.
+"""
 
 from __future__ import annotations
 
-import argparse
 import logging
 import shlex
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,46 +15,29 @@ from . import calls
 if TYPE_CHECKING:
     from ..studies.ablation.study import Study
 
-HELP = "replace one attention block at a time in a training, rank what that costs, and recommend a plan"
 USAGE = "leapformer ablate --out DIR [OPTIONS] -- train DATA --arch leapformer_... --max-epoch N ..."
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the sub-command."""
-    parser.usage = USAGE
-    parser.add_argument("--out", required=True, metavar="DIR", help="runs and results; the same command resumes there")
-    parser.add_argument("--baseline", default="softmax", metavar="PLAN", help="of all blocks (default: softmax)")
-    parser.add_argument(
-        "--mechanisms", nargs="+", default=["leap", "relu", "cosformer"], metavar="NAME",
-        help="what is tried in each block (default: leap relu cosformer); `leapformer list` shows all",
-    )  # fmt: skip
-    parser.add_argument(
-        "--blocks", nargs="+", metavar="BLOCK",
-        help="encoder-self, decoder-self, decoder-cross (default: those that the model has)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--layer-groups", type=int, default=1, metavar="N",
-        help="cut the layers of each block into N groups, replaced one at a time (default: 1, all at once)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--tolerance", type=float, default=0.01, metavar="X",
-        help="how much larger than the baseline's a loss may be, as a part of it (default: 0.01, one per cent)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--speed-weight", type=float, default=0.0, metavar="X",
-        help="let log(training speed / baseline's) count X times against the relative loss (default: 0, quality alone)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N",
-        help="replacements trained at once, one thread each if more than one (default: 1)",
-    )  # fmt: skip
-    parser.add_argument("--dry-run", action="store_true", help="show the runs and their commands, train nothing")
-    parser.add_argument(
-        "command", nargs="+", metavar="train ...", help="after --: a training as for `leapformer train`, with a budget"
-    )
+KEPT = "everything is kept, the same command resumes"
 
 
-def run(args: argparse.Namespace) -> int:
+OPTIONS = f"""
+--out DIR!              runs and results; the same command resumes there
+--baseline PLAN = softmax  of all blocks
+--mechanisms NAME... = leap relu cosformer  what is tried in each block; `leapformer list` shows all (default: leap relu
+                        cosformer)
+--blocks BLOCK...       encoder-self, decoder-self, decoder-cross (default: those that the model has)
+--layer-groups N:int = 1  cut the layers of each block into N groups, replaced one at a time (default: 1, all at once)
+--tolerance X:float = 0.01  how much larger than the baseline's a loss may be, as a part of it (default: 0.01, one per
+                        cent)
+--speed-weight X:float = 0  let log(training speed / baseline's) count X times against the relative loss (default: 0,
+                        quality alone)
+--jobs N:int = 1        replacements trained at once, one thread each if more than one
+{calls.study_options("trainings")}
+command train...        after --: a training as for `leapformer train`, with a budget
+"""
+
+
+def run(args: Namespace) -> int:
     """Train, rank and recommend; the status is 1 if a run failed.
 
     Raises LeapformerError for unsuitable options and commands, and if the baseline's training fails.
@@ -64,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         logging.disable(logging.NOTSET)
 
 
-def _ablate(args: argparse.Namespace) -> int:
+def _ablate(args: Namespace) -> int:
     from ..studies import trainings
     from ..studies.ablation import report
     from ..studies.ablation.running import NOUN, Ablation
@@ -86,10 +71,10 @@ def _ablate(args: argparse.Namespace) -> int:
     ablation = Ablation(plan_study(Path(args.out), training, settings))
     if args.dry_run:
         state = State()
-        planned(ablation, state, dry=True)
+        planned(ablation, state, args.only, dry=True)
         _show(ablation.seen(state))
         return 0
-    state, status = calls.run_study(ablation, "ablation", "run", args.jobs, kept="everything")
+    state, status = calls.run_study(ablation, args, "ablation", "run", kept=KEPT)
     if status != calls.INTERRUPTED:
         study = ablation.seen(state)
         print(report.table(study))

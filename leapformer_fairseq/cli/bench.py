@@ -1,24 +1,22 @@
-"""`leapformer bench`: benchmarks of attention mechanisms, decoding, training and whole models."""
+"""`leapformer bench`: speed, memory and FLOPs of attention, decoding, training and models."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..support.errors import LeapformerError
-from ..support.files import make_folder, write_json, write_text
+from ..support.options import Step, choice
 from . import calls
 
 if TYPE_CHECKING:
     from ..studies.benchmarks.measure import Place
-    from ..studies.benchmarks.tables import Results
 
-HELP = "speed, memory and FLOPs of attention, decoding, training and whole models"
 BENCHMARKS = {
     "attention": "every form of every attention mechanism against torch's scaled dot-product attention",
     "decode": "a decoding step of whole decoders against fairseq's, and of one block against a preallocated cache",
@@ -35,40 +33,33 @@ BENCHMARKS = {
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add one sub-command per benchmark."""
-    actions = parser.add_subparsers(metavar="WHAT", required=True)
-    for name, text in BENCHMARKS.items():
-        action = actions.add_parser(name, help=text, description=text)
-        action.add_argument("--out", metavar="DIR", default="bench", help=f"for {name}.json and .md (default: bench)")
-        action.add_argument("--quick", action="store_true", help="small sizes only, in about a minute")
-        action.add_argument(
-            "--mechanisms",
-            nargs="+",
-            metavar="NAME",
-            help="default: all that the report needs; for `model` also plans such as softmax/softmax/leap",
-        )
-        action.add_argument("--device", nargs="+", metavar="DEVICE", help="default: cpu, and cuda if there is a GPU")
-        action.add_argument("--dtype", nargs="+", choices=DTYPES, help="default: float32, on a GPU bfloat16, too")
-        action.add_argument("--seed", type=int, default=1, help="of the random inputs (default: 1)")
-        if name == "lra":
-            action.add_argument(
-                "--protocol", choices=("leapformer", "luna"), default="leapformer",
-                help="whose models: LeaPformer's, with the rows of both papers, or Luna's (default: leapformer)",
-            )  # fmt: skip
-        action.set_defaults(benchmark=name)
+STEP = "WHAT"
 
 
-@calls.owning
-def run(args: argparse.Namespace) -> int:
+def _options(name: str) -> str:
+    whose = "whose models: LeaPformer's, with the rows of both papers, or Luna's"
+    return f"""
+--out DIR = bench       for {name}.json and .md
+--quick                 small sizes only, in about a minute
+--mechanisms NAME...    default: all that the report needs; for `model` also plans such as softmax/softmax/leap
+--device DEVICE...      default: cpu, and cuda if there is a GPU
+--dtype {choice(DTYPES)}...  default: float32, on a GPU bfloat16, too
+--seed SEED:int = 1     of the random inputs
+{f"--protocol (leapformer|luna) = leapformer  {whose}" if name == "lra" else ""}
+{calls.study_options("cases")}
+"""
+
+
+def run(args: Namespace) -> int:
     """Measure, and write the results after each case.
 
     The status is 1 if some mechanisms disagree with the reference and were not measured, 2 if all do. Raises
     LeapformerError for unknown names and devices.
     """
-    from ..studies.benchmarks import measure, tables
+    from ..studies.benchmarks import tables
+    from ..studies.benchmarks.study import Benchmark
 
-    benchmark = importlib.import_module(f"..studies.benchmarks.{args.benchmark}", __package__)
+    benchmark = importlib.import_module(f"..studies.benchmarks.{args.step}", __package__)
     chosen = {"protocol": args.protocol} if "protocol" in args else {}
     names, places = check_names(args.mechanisms, benchmark, **chosen), find_places(args.device, args.dtype)
     # The speed of something that computes wrong results is worthless: first compare with the reference.
@@ -76,17 +67,19 @@ def run(args: argparse.Namespace) -> int:
     for name, error in wrong.items():
         print(f"leapformer: error: {name} is not measured: {error}", file=sys.stderr)
     names = [name for name in names if name not in wrong]
+    status = 0
     if names:
         cases = list(benchmark.cases(names, places, args.quick, **chosen))
-        folder = make_folder(args.out)
         options = {"seed": args.seed, "quick": args.quick, "devices": "+".join(map(str, places)), **chosen}
-        results: Results = {}
-        for measured, results in enumerate(measure.run(cases, args.seed), 1):  # written after each case: it takes hours
-            _write(folder, args.benchmark, benchmark, results, options, len(cases) - measured)
+        study = Benchmark(args.step, benchmark, cases, options, Path(args.out))
+        state, status = calls.run_study(study, args, "bench", "case", kept="what was measured is written")
+        if not state.results:
+            return status
+        results = study.results(state)
         for title, table in tables.summary(results, benchmark.TABLES):
             print(f"{title}\n{table}\n")
         print("\n".join(f"aim missed: {line}" for line in tables.missed(results)) or "No aim measured here is missed.")
-    return 0 if not wrong else 1 if names else 2
+    return status or (0 if not wrong else 1 if names else 2)
 
 
 def check_names(names: list[str] | None, benchmark: ModuleType, **chosen: str) -> list[str]:
@@ -130,19 +123,4 @@ def find_places(devices: list[str] | None, dtypes: list[str] | None) -> list[Pla
     return [Place.parse(f"{device} {dtype}") for device in check_devices(devices) for dtype in precisions(device)]
 
 
-def _write(
-    folder: Path, name: str, benchmark: ModuleType, results: Results, options: dict[str, Any], left: int
-) -> None:
-    """Write NAME.json and NAME.md with the results so far; `left` cases are still to be measured."""
-    from ..studies.benchmarks import tables
-    from ..support.signature import environment, signature
-
-    method = benchmark.__doc__ or ""
-    signed = signature(threads=1, **options)  # `measure.one_thread` sees to that
-    about = {"benchmark": name, "signature": signed, "environment": {**environment(), "threads": 1}}
-    if left:
-        method += f"\nNot finished: {left} cases are left.\n"
-    content = {**about, "options": options, "cases_left": left, "method": method, **results}
-    write_json(folder / f"{name}.json", content, "--out")
-    report = tables.markdown(results, benchmark.TABLES, benchmark.TITLE, method, signed)
-    write_text(folder / f"{name}.md", report, "--out")
+STEPS = {name: Step(text, _options(name), run) for name, text in BENCHMARKS.items()}

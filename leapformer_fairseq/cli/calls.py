@@ -6,16 +6,18 @@ import argparse
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ..support import options
 from ..support.errors import LeapformerError
 from ..support.files import owned
-from ..support.progress import progress
+from ..support.progress import progress, unwatched
 
 if TYPE_CHECKING:
     from ..studies.engine import State, Study
+    from ..studies.launching import Launcher
 
-Run = Callable[[argparse.Namespace], int]
+Run = Callable[..., int | None]
 INTERRUPTED = 130  # the exit status
 
 
@@ -32,29 +34,59 @@ def call(words: Sequence[str]) -> None:
     """Run one of our short commands, in this process. Raises LeapformerError if it fails."""
     from .main import build_parser
 
-    args = build_parser(words[0]).parse_args(words)
-    if args.run(args):
+    status = options.call(build_parser(words[0]).parse_args(words))
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt
+    if status:
         raise LeapformerError(f"leapformer {' '.join(words)} failed; the messages above say why")
 
 
+def study_options(cells: str) -> str:
+    """The options that every study has, but for --jobs, as lines of a table; `cells` is the plural of what it runs."""
+    return (
+        f"--dry-run  print the {cells} to do, and write nothing\n"
+        f"--only WORD... =  only {cells} of these names, or with these words in their names, and what they need"
+    )
+
+
 def run_study(
-    study: Study, title: str, unit: str, jobs: int = 1, dry: bool = False, kept: str = "finished work"
+    study: Study,
+    args: argparse.Namespace,
+    title: str = "",
+    unit: str = "",
+    *,
+    inline: Callable[[Sequence[str]], None] | None = None,
+    launcher: Launcher | None = None,
+    kept: str = "finished work is kept, the same command resumes",
 ) -> tuple[State, int]:
-    """Run a study with a bar, and print a line for each cell that failed; `kept` says what an interrupt does not lose.
+    """Run a study with a bar, or without a `title` with lines, and print a line for each cell that failed.
+
+    args:     of the command; those of `study_options` and, if there is one, --jobs count.
+    inline:   runs a short command in this process, by default `call`.
+    launcher: of the trainings.
+    kept:     what an interrupt leaves.
 
     Returns what is known at the end, and the exit status: 1 if a cell failed, INTERRUPTED after an interrupt. Raises
     LeapformerError like `engine.Engine.run`.
     """
-    from ..studies.engine import Engine, State
+    from ..studies.engine import NOT_STARTED, Engine, State
 
+    say_lines = say if args.dry_run or not title else ignore
     try:
         with progress(title, unit) as watch:
-            state = Engine(study, say=say if dry else ignore, jobs=jobs, dry=dry, watch=watch).run()
+            engine = Engine(
+                study, say=say_lines, call=inline or call, jobs=getattr(args, "jobs", 1), launcher=launcher,
+                only=args.only, dry=args.dry_run, watch=watch if title else unwatched,
+            )  # fmt: skip
+            state = engine.run()
     except KeyboardInterrupt:
-        print(f"leapformer: interrupted; {kept} is kept, the same command resumes", file=sys.stderr)
+        print(f"leapformer: interrupted; {kept}", file=sys.stderr)
         return State(), INTERRUPTED
     for name, reason in state.failed.items():
-        print(f"leapformer: error: {name}: {reason}", file=sys.stderr)
+        if not reason.startswith(NOT_STARTED):
+            print(f"leapformer: error: {name}: {reason}", file=sys.stderr)
+    if lost := [name for name, reason in state.failed.items() if reason.startswith(NOT_STARTED)]:
+        print(f"leapformer: error: {NOT_STARTED}, since they need what failed: {', '.join(lost)}", file=sys.stderr)
     return state, int(bool(state.failed))
 
 
@@ -70,10 +102,11 @@ def waiting(run: Run) -> Run:
 
 def _owning(run: Run, waits: bool) -> Run:
     @functools.wraps(run)
-    def alone(args: argparse.Namespace) -> int:
-        if not args.out or getattr(args, "dry_run", False):
-            return run(args)
-        with owned(args.out, waits=waits):
-            return run(args)
+    def alone(*args: argparse.Namespace, **values: Any) -> int | None:
+        given = vars(args[0]) if args else values
+        if not given["out"] or given.get("dry_run"):
+            return run(*args, **values)
+        with owned(given["out"], waits=waits):
+            return run(*args, **values)
 
     return alone

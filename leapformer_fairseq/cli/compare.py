@@ -1,4 +1,4 @@
-"""`leapformer compare`: paired bootstrap resampling of translations of one test set."""
+"""`leapformer compare`: whether translations differ by more than chance."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
 from ..scoring.significance import SAMPLES, as_rows, by_length, paired_bootstrap, read_systems
+from ..scoring.table import Column, Table
 from ..support.errors import LeapformerError
 from ..support.files import write_json
 from ..support.lines import read_lines
@@ -47,14 +46,9 @@ def run(args: argparse.Namespace) -> int:
         scores, signatures = paired_bootstrap(texts, targets, args.tokenize, args.samples)
         group = {"words": words, "sentences": len(targets)} if args.by_length else {}
         rows += [group | row for row in as_rows(scores)]
-    lines = [
-        ([row["words"] or "all", row["sentences"]] if args.by_length else [])
-        + [row["system"]]
-        + [f"{row[name]['score']:.2f} ± {row[name]['interval']:.2f}{_p(row[name]['p'])}" for name in signatures]
-        for row in rows
-    ]
-    headers = [*(["words", "sentences"] if args.by_length else []), "", *signatures]
-    print(tabulate(lines, headers, tablefmt="github", disable_numparse=True))
+    columns = [Column("words", of=lambda row: row["words"] or "all"), Column("sentences")] if args.by_length else []
+    columns += [Column("system", ""), *(Column(name, form=".2f") for name in signatures)]
+    print(Table(rows, columns))
     print(
         f"\n±: 95 % interval; p: of the difference to {rows[0]['system']}, {args.samples:,} resamples of the sentences"
     )
@@ -63,7 +57,3 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         write_json(args.json, {"rows": rows, "signatures": signatures, "signature": signature()}, "--json")
     return 0
-
-
-def _p(value: float | None) -> str:
-    return "" if value is None else f" (p = {value:.3f})"  # None for the baseline itself

@@ -1,4 +1,4 @@
-"""`leapformer corpus`: generate a corpus for speech translation, text to speech, or a task of Long Range Arena."""
+"""`leapformer corpus`: make a small corpus: speech translation, text to speech, Long Range Arena."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..data.lra import listops, pathfinder
 from ..data.lra.pathfinder_pictures import PUBLISHED, Sizes
 from ..support.errors import LeapformerError
 from ..support.files import owned
+from ..support.options import choice, flag
 from ..support.progress import progress
 
-HELP = "make a small corpus: English-German speech or text translation, text to speech, ListOps, Pathfinder"
 SIZES: dict[str, Mapping[str, int]] = {
     SPEECH_TRANSLATION: build.SIZES,
     text.NAME: text.SIZES,
@@ -36,57 +36,44 @@ ONLY_FOR = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the sub-command."""
-    parser.add_argument("--out", type=Path, required=True, help="folder of the corpus; an equal one there is reused")
-    parser.add_argument(
-        "--task", choices=SIZES, default=SPEECH_TRANSLATION,
-        help="st: speech translation, several voices in noise; text: its sentences as parallel text, for `leapformer "
-        "prepare text`; tts: text to speech, one voice, phonemes with their times; listops and pathfinder: these tasks "
-        "of Long Range Arena, in the layout of its release (%(default)s)",
-    )  # fmt: skip
-    for split in SPLITS:
-        defaults = ", ".join(f"{task}: {sizes[split]}" for task, sizes in SIZES.items() if sizes)
-        parser.add_argument(f"--{split}", type=int, help=f"{split} utterances or trees ({defaults})")
-    parser.add_argument("--seed", type=int, default=SEED, help="seed of everything random (%(default)s)")
-    parser.add_argument("--vocab-size", type=int, help=f"subwords per language (st: {build.VOCAB_SIZE})")
-    parser.add_argument(
-        "--snr-db", type=float, nargs=2, metavar=("LOW", "HIGH"),
-        help=f"range of the speech to noise ratio in dB (st: {build.SNR_DB[0]:g} {build.SNR_DB[1]:g})",
-    )  # fmt: skip
-    parser.add_argument(  # None unless given, as for all options that only some tasks have
-        "--overwrite", action="store_true", default=None, help="replace another corpus in --out (st, tts)"
-    )
-    trees, pictures = listops.Trees(), PUBLISHED
-    for name, about in (
-        ("min_length", "a tree has more tokens than this"),
-        ("max_length", "a tree has fewer tokens than this"),
-        ("max_depth", "levels of a tree, the last one only digits"),
-        ("max_arguments", "greatest number of arguments of an operation"),
-    ):
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, type=int, metavar="N", help=f"{about} (listops: {getattr(trees, name)})")
-    parser.add_argument("--images", type=int, metavar="N", help=f"pictures (pathfinder: {pathfinder.IMAGES})")
-    parser.add_argument(
-        "--contour", type=int, metavar="N",
-        help=f"lines of a target: 6 is easy, 9 intermediate, 14 hard (pathfinder: {pictures.contour})",
-    )  # fmt: skip
-    parser.add_argument("--side", type=int, metavar="N", help=f"pixels of a side (pathfinder: {pictures.side})")
-    parser.add_argument(
-        "--contrast", metavar="NAME",
-        help="published: targets have 3/4 of the brightness of distractors, which gives them away; equal: the same "
-        f"(pathfinder: {pictures.contrast})",
-    )  # fmt: skip
-    parser.add_argument("--workers", type=int, metavar="N", help="processes (st, for features, and pathfinder: 1)")
+TREE, PICTURE, SNR = listops.Trees(), PUBLISHED, build.SNR_DB
+COUNTS = "\n".join(
+    f"--{split} {split.upper()}:int  {split} utterances or trees "
+    f"({', '.join(f'{task}: {sizes[split]}' for task, sizes in SIZES.items() if sizes)})"
+    for split in SPLITS
+)
+OPTIONS = f"""
+--out OUT:path!         folder of the corpus; an equal one there is reused
+--task {choice(SIZES)} = {SPEECH_TRANSLATION}  st: speech translation, several voices in noise; text: its sentences as
+                        parallel text, for `leapformer prepare text`; tts: text to speech, one voice, phonemes with
+                        their times; listops and pathfinder: these tasks of Long Range Arena, in the layout of its
+                        release
+{COUNTS}
+--seed SEED:int = {SEED}  seed of everything random
+--vocab-size N:int      subwords per language (st: {build.VOCAB_SIZE})
+--snr-db LOW HIGH:float  range of the speech to noise ratio in dB (st: {SNR[0]:g} {SNR[1]:g})
+--overwrite             replace another corpus in --out (st, tts)
+--min-length N:int      a tree has more tokens than this (listops: {TREE.min_length})
+--max-length N:int      a tree has fewer tokens than this (listops: {TREE.max_length})
+--max-depth N:int       levels of a tree, the last one only digits (listops: {TREE.max_depth})
+--max-arguments N:int   greatest number of arguments of an operation (listops: {TREE.max_arguments})
+--images N:int          pictures (pathfinder: {pathfinder.IMAGES})
+--contour N:int         lines of a target: 6 is easy, 9 intermediate, 14 hard (pathfinder: {PICTURE.contour})
+--side N:int            pixels of a side (pathfinder: {PICTURE.side})
+--contrast NAME         published: targets have 3/4 of the brightness of distractors, which gives them away; equal: the
+                        same (pathfinder: {PICTURE.contrast})
+--workers N:int         processes (st, for features, and pathfinder: 1)
+"""
 
 
 def run(args: argparse.Namespace) -> int:
     """Build or reuse the corpus, and print its size. Raises LeapformerError for an option of another task."""
+    args.overwrite = args.overwrite or None  # not given, as the other options that only some tasks have
     options = {name: getattr(args, name) for name in ONLY_FOR if getattr(args, name) is not None}
     for name in options:
         if args.task not in ONLY_FOR[name]:
-            flag, tasks = f"--{name.replace('_', '-')}", " or ".join(ONLY_FOR[name])
-            raise LeapformerError(f"{flag} is for --task {tasks}; leave it out with --task {args.task}")
+            tasks = " or ".join(ONLY_FOR[name])
+            raise LeapformerError(f"{flag(name)} is for --task {tasks}; leave it out with --task {args.task}")
     if args.task == pathfinder.NAME:
         sizes = Sizes(**{name: options.pop(name) for name in PICTURES if name in options})
         with owned(args.out, waits=True), progress("corpus", "picture") as watch:

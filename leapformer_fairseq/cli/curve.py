@@ -1,149 +1,131 @@
-"""`leapformer curve`: quality against latency of checkpoints over a grid of policies, ratios and segment sizes."""
+"""`leapformer curve`: quality against latency over a grid of policies. Runs of `leapformer simulate`, a table and a
+picture.
+"""
 
 from __future__ import annotations
 
-import argparse
 import io
-import shlex
-import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..runtime.simul.segments import HISTORIES, SEGMENTS, SegmentOptions
 from ..scoring.quality import bleu
 from ..support.errors import LeapformerError
-from ..support.files import locked_folder, write_text
-from . import calls, simulate, simulate_talks
+from ..support.options import at_least, defaults, flag, parse, without
+from . import calls, simulate
 
 if TYPE_CHECKING:
     from ..simul.simulate import Utterance
-    from ..studies.curve.curve import Curve, Run, Setting
+    from ..studies.curve import Curve, Run, Setting
 
-HELP = "quality against latency over a grid of policies: runs of `leapformer simulate`, a table and a picture"
-RECORD = "options.json"
 # Options of `leapformer simulate` that the grid sets for each run, so that the command takes lists of them instead.
 _OF_RUNS = (
     "--checkpoint", "--policy", "--waitk-lagging", "--hold", "--agree", "--align-frames", "--pre-decision-ratio",
     "--source-segment-size", "--segment", "--out",
 )  # fmt: skip
+_SHARED = without(simulate.OPTIONS, _OF_RUNS)
 _FREE = ("--jobs", "--source", "--target")  # the first does not change results; `_settings` records the others
-_WHEN = "when to write: wait-k, hold-n, local-agreement, alignatt, offline (default: wait-k)"
-_NUMBERS = (
-    ("--k", "1 3 5 9", "wait-k: k, in steps"),
-    ("--hold", "2 4 6", "hold-n: tokens at the end that are held back"),
-    ("--agree", "2 3", "local-agreement: steps whose translations must agree"),
-    ("--align-frames", "4 8", "alignatt: a token waits if it attends most to one of this many last states"),
-    ("--pre-decision-ratios", "", "encoder states (40 ms each) per step; by default the trained number"),
-    ("--segment-sizes", "40", "audio sent at a time, in ms; delays are multiples of it"),
-)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the sub-command: the grid, and the options that all runs of `leapformer simulate` share."""
-    add = parser.add_argument
-    add("--out", metavar="DIR", required=True, help="runs and results; the same command resumes there")
-    add("--checkpoints", metavar="FILE", nargs="+", required=True, help="leapformer_simulst* or leapformer_s2t*")
-    add("--names", metavar="NAME", nargs="+", default=[], help="of the checkpoints (default: those of the files)")
-    add("--policies", metavar="LIST", nargs="+", default=["wait-k"], help=_WHEN)
-    for option, default, text in _NUMBERS:
-        shown = f" (default: {default})" if default else ""
-        add(option, metavar="LIST", nargs="+", default=[default], help=text + shown)
-    add(
-        "--repeats", type=int, default=0, metavar="N",
-        help="time the computation N times, one utterance at a time, for the scores in _CA (default: 0, none)",
-    )  # fmt: skip
-    add(
-        "--segment", metavar="LIST", nargs="+", default=["pause"],
-        help="with --talks: what ends a segment: pause, tokens, seconds (default: pause)",
-    )  # fmt: skip
-    add("--limit", type=int, metavar="N", help="only the first N sentences")
-    add("--dry-run", action="store_true", help="show the runs and their commands, translate nothing")
-    simulate.add_arguments(_Shared(parser))
-
-
-class _Shared:
-    """A parser for `simulate.add_arguments` that adds only the options which all runs share."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self.parser = parser
-        self.options: list[str] = []
-
-    def add_argument(self, option: str, /, **settings: Any) -> None:
-        if option not in _OF_RUNS:
-            self.parser.add_argument(option, **settings)
-            self.options.append(option)
+_NUMBERS = """
+--k LIST... = 1 3 5 9   wait-k: k, in steps
+--hold LIST... = 2 4 6  hold-n: tokens at the end that are held back
+--agree LIST... = 2 3   local-agreement: steps whose translations must agree
+--align-frames LIST... = 4 8  alignatt: a token waits if it attends most to one of this many last states
+--pre-decision-ratios LIST... =  encoder states (40 ms each) per step; by default the trained number
+--segment-sizes LIST... = 40  audio sent at a time, in ms; delays are multiples of it
+"""
+OPTIONS = f"""
+--out DIR!              runs and results; the same command resumes there
+--checkpoints FILE...!  leapformer_simulst* or leapformer_s2t*
+--names NAME... =       of the checkpoints (default: those of the files)
+--policies LIST... = wait-k  when to write: wait-k, hold-n, local-agreement, alignatt, offline
+{_NUMBERS}
+--repeats N:int = 0     time the computation N times, one utterance at a time, for the scores in _CA (default: 0, none)
+--segment LIST... = pause  with --talks: what ends a segment: pause, tokens, seconds
+--limit N:int           only the first N sentences
+{calls.study_options("runs")}
+{_SHARED}
+"""
 
 
 @calls.owning
-def run(args: argparse.Namespace) -> int:
+def run(args: Namespace) -> int:
     """Simulate what is missing from the folder, and rewrite the results after each run.
 
     Raises LeapformerError for unsuitable options, and if a run fails.
     """
-    from ..studies.curve.curve import refuse
-    from ..studies.curve.curve_report import refusals, rows, table
+    from ..studies.curve import refusals, refuse, rows, table
 
     curve = _plan(args)
-    utterances = _utterances(args, simulate_talks.is_for_talks(curve.runs[0].args))
-    checkpoints = _check(args, curve)
     refuse(curve.runs)
     if args.dry_run:
-        _show(curve)
-        return 0
-    about = {**_settings(args), **{f"checkpoint {name}": described for name, described in checkpoints.items()}}
-    locked_folder(curve.out, RECORD, about, "curve", grows=True)  # a larger grid may extend an earlier one
-    if args.limit:
-        _write_lists(args, utterances)
-    try:
-        interrupted = not _simulate_all(curve, checkpoints, utterances)
-    except KeyboardInterrupt:
-        print(f"leapformer: interrupted; {curve.out} keeps finished work, the same command resumes", file=sys.stderr)
-        interrupted = True
-    if interrupted:
-        return 130
-    print("\n".join([table(rows(curve)), *refusals(curve)]))
-    return 0
+        waiting, refused = len(curve.waiting), sum(bool(run.reason) for run in curve.runs)
+        print(f"{waiting} runs to do, {len(curve.runs) - waiting - refused} finished before, {refused} refused")
+    common = Namespace(dry_run=args.dry_run, only=args.only)  # --jobs are those of a simulation
+    _, status = calls.run_study(curve, common, inline=_call)
+    if not status:
+        print("\n".join([*([] if args.dry_run else [table(rows(curve))]), *refusals(curve)]))
+    return status
+
+
+def _call(words: Sequence[str]) -> None:
+    """Simulate, but hide the scores, which the table will show."""
+    with redirect_stdout(io.StringIO()):
+        calls.call(words)
 
 
 # ------------------------------------------------------------------------------------------------------------ planning
-def _utterances(args: argparse.Namespace, of_talks: bool) -> list[Utterance]:
+def _utterances(args: Namespace, of_talks: bool) -> list[Utterance]:
     """The first --limit utterances; none for talks.
 
     Raises LeapformerError for lists that do not match, and for impossible numbers.
     """
     from ..simul.simulate import read_utterances
 
-    for option, value, least in ("--limit", args.limit, 1), ("--repeats", args.repeats, 0), ("--jobs", args.jobs, 1):
-        if value is not None and value < least:
-            raise LeapformerError(f"{option} {value}: give at least {least}")
-        if option != "--jobs" and value and of_talks:
+    at_least(1, limit=args.limit, jobs=args.jobs)
+    at_least(0, repeats=args.repeats)
+    for option, value in ("--limit", args.limit), ("--repeats", args.repeats):
+        if value and of_talks:
             raise LeapformerError(f"{option} {value} is for utterances; talks are all translated, and timed at once")
     if of_talks:
-        simulate_talks.check(args)
+        simulate.recordings_of(args)
         return []
     return read_utterances(args.source, args.target)[: args.limit]
 
 
-def _plan(args: argparse.Namespace) -> Curve:
+def _runs(args: Namespace) -> list[Run]:
     """All runs of the grid. Raises LeapformerError for unsuitable names and numbers, and for an empty grid."""
-    from ..studies.curve.curve import Curve, Grid, name_checkpoints
+    from ..studies.curve import Grid, name_checkpoints
 
-    lists = {option: _numbers(option, getattr(args, _dest(option))) for option, *_ in _NUMBERS}
-    ratios: Sequence[int | None] = lists.pop("--pre-decision-ratios") or [None]
-    sizes = lists.pop("--segment-sizes")
-    numbers = {_dest(option): values for option, values in lists.items()}
-    shared, parser = _shared_flags(args), argparse.ArgumentParser()
-    simulate.add_arguments(parser)
-    segments = _segments(args, parser)
+    numbers = {name: _numbers(flag(name), getattr(args, name)) for name in defaults(_NUMBERS)}
+    ratios: Sequence[int | None] = numbers.pop("pre_decision_ratios") or [None]
+    sizes, shared, segments = numbers.pop("segment_sizes"), _shared_flags(args), _segments(args)
     grid = Grid(name_checkpoints(args.checkpoints, args.names), _items(args.policies), numbers, ratios, sizes, segments)
-    runs = [_run(args, grid.checkpoints[setting.checkpoint], setting, shared, parser) for setting in grid.settings()]
+    runs = [_run(args, grid.checkpoints[setting.checkpoint], setting, shared) for setting in grid.settings()]
     if not runs:
         raise LeapformerError("the grid is empty; give --policies and for each its numbers, and --segment-sizes")
-    return Curve(Path(args.out), runs, args.repeats)
+    return runs
 
 
-def _segments(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[tuple[str, ...]]:
+def _plan(args: Namespace) -> Curve:
+    """The study. Raises LeapformerError for options that would make every run fail."""
+    from ..studies.curve import Curve
+
+    runs = _runs(args)
+    utterances = _utterances(args, simulate.is_for_talks(runs[0].args))
+    checkpoints = _checked(args, runs)
+    about = {**_settings(args), **{f"checkpoint {name}": described for name, described in checkpoints.items()}}
+    files: dict[str, str] = {}
+    if args.limit:
+        source, target = _lists(args).values()
+        files[source] = "".join(f"{utterance.audio}\n" for utterance in utterances)
+        files[target] = "".join(f"{utterance.reference}\n" for utterance in utterances)
+    return Curve(Path(args.out), runs, args.repeats, utterances, about, checkpoints, files)
+
+
+def _segments(args: Namespace) -> list[tuple[str, ...]]:
     """The options of `leapformer simulate` for each item of --segment, a value of its --segment or --history.
 
     Raises LeapformerError for any other item, and for utterances.
@@ -154,46 +136,35 @@ def _segments(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list
                 f"--segment {' '.join(args.segment)} is for --talks; utterances are translated as they are"
             )
         return [()]
-    options = {
-        str(choice): (action.option_strings[0], str(choice))
-        for action in parser._actions
-        if action.dest in ("history", "segment")
-        for choice in action.choices or ()
-        if action.dest == "segment" or choice != action.default
-    }
+    options = {choice: ("--segment", choice) for choice in SEGMENTS}
+    options |= {choice: ("--history", choice) for choice in HISTORIES if choice != SegmentOptions.history}
     for item in _items(args.segment):
         if item not in options:
             raise LeapformerError(f"--segment {item}: choose from {', '.join(options)}")
     return [options[item] for item in _items(args.segment)]
 
 
-def _run(
-    args: argparse.Namespace, checkpoint: str, setting: Setting, shared: list[str], parser: argparse.ArgumentParser
-) -> Run:
-    from ..studies.curve.curve import Run
+def _run(args: Namespace, checkpoint: str, setting: Setting, shared: list[str]) -> Run:
+    from ..studies.curve import Run
 
     paths = ["--checkpoint", checkpoint, "--out", str(Path(args.out, "runs", setting.name))]
     flags = [*paths, *setting.flags, *shared]
-    return Run(setting, ["simulate", *flags], parser.parse_args(flags))
+    return Run(setting, ["simulate", *flags], parse(simulate, flags))
 
 
-def _check(args: argparse.Namespace, curve: Curve) -> dict[str, dict[str, Any]]:
+def _checked(args: Namespace, runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     """{name: description of the checkpoint}. Raises LeapformerError for options that would make every run fail."""
     from ..models.averaging import describe_checkpoint
     from ..models.loading import available_device
     from ..runtime.simul.options import decoding_options
     from ..simul.live import set_threads
 
-    decoding_options(curve.runs[0].args)
+    decoding_options(runs[0].args)
     available_device(args.device)
     set_threads(args.num_threads)
     bleu([""], [""], args.tokenize)
-    paths = {run.setting.checkpoint: run.args.checkpoint for run in curve.runs}
+    paths = {run.setting.checkpoint: run.args.checkpoint for run in runs}
     return {name: {"path": path, **describe_checkpoint(path)} for name, path in paths.items()}
-
-
-def _dest(option: str) -> str:
-    return option.removeprefix("--").replace("-", "_")
 
 
 def _items(values: Sequence[str]) -> list[str]:
@@ -208,15 +179,12 @@ def _numbers(option: str, values: Sequence[str]) -> list[int]:
         raise LeapformerError(f"{option} {' '.join(values)}: give whole numbers, e.g. {option} '4 8'") from error
 
 
-def _shared(args: argparse.Namespace) -> dict[str, tuple[Any, Any]]:
+def _shared(args: Namespace) -> dict[str, tuple[Any, Any]]:
     """{option: (value, default)} for the options that all runs share."""
-    shared = _Shared(argparse.ArgumentParser())
-    simulate.add_arguments(shared)
-    names = {option: _dest(option) for option in shared.options}
-    return {option: (getattr(args, name), shared.parser.get_default(name)) for option, name in names.items()}
+    return {flag(name): (getattr(args, name), default) for name, default in defaults(_SHARED).items()}
 
 
-def _shared_flags(args: argparse.Namespace) -> list[str]:
+def _shared_flags(args: Namespace) -> list[str]:
     """The arguments of `leapformer simulate` that all runs share, without defaults."""
     values = {option: value for option, (value, default) in _shared(args).items() if value != default}
     if args.limit and not args.talks:
@@ -226,60 +194,12 @@ def _shared_flags(args: argparse.Namespace) -> list[str]:
     return [word for option, text in words.items() for word in ([option] if text == "True" else [option, text])]
 
 
-def _settings(args: argparse.Namespace) -> dict[str, Any]:
+def _settings(args: Namespace) -> dict[str, Any]:
     """The options that must stay the same in a folder."""
     shared = {option: value for option, (value, _) in _shared(args).items() if option not in _FREE}
     return {"--source": args.source, "--target": args.target, "--limit": args.limit, **shared}
 
 
-def _lists(args: argparse.Namespace) -> dict[str, str]:
+def _lists(args: Namespace) -> dict[str, str]:
     """{option: path} for the lists of the test set that --limit cuts, in the --out folder."""
-    return {option: str(Path(args.out, f"test.{_dest(option)}")) for option in ("--source", "--target")}
-
-
-def _write_lists(args: argparse.Namespace, utterances: Sequence[Utterance]) -> None:
-    source, target = _lists(args).values()
-    write_text(source, "".join(f"{utterance.audio}\n" for utterance in utterances))
-    write_text(target, "".join(f"{utterance.reference}\n" for utterance in utterances))
-
-
-def _show(curve: Curve) -> None:
-    """Print the runs to do, with their commands."""
-    from ..studies.curve.curve_report import refusals
-
-    waiting = curve.waiting
-    refused = sum(bool(run.reason) for run in curve.runs)
-    print(f"{len(waiting)} runs to do, {len(curve.runs) - len(waiting) - refused} finished before, {refused} refused")
-    for run in waiting:
-        print(f"leapformer {shlex.join(run.command)}")
-    for sentence in refusals(curve):
-        print(sentence)
-
-
-# ------------------------------------------------------------------------------------------------------------- running
-def _simulate_all(curve: Curve, checkpoints: dict[str, Any], utterances: Sequence[Utterance]) -> bool:
-    """Do all waiting runs, and rewrite the reports after each; False if one was interrupted."""
-    from ..studies.curve.curve_report import write_reports
-
-    write_reports(curve, checkpoints)
-    waiting = curve.waiting
-    for number, run in enumerate(waiting, 1):
-        print(f"run {number} of {len(waiting)}: {run.setting.name}", flush=True)
-        if not run.translated:
-            with redirect_stdout(io.StringIO()):  # hide its scores, which the table will show
-                if simulate.run(run.args):
-                    return False
-        _measure(run, utterances, curve.repeats)
-        write_reports(curve, checkpoints)
-    return True
-
-
-def _measure(run: Run, utterances: Sequence[Utterance], repeats: int) -> None:
-    from tqdm import tqdm
-
-    from ..studies.curve.curve import measure
-
-    left = len(utterances) * (repeats - len(run.measured))
-    if left > 0:
-        with tqdm(total=left, unit="sentence", desc="computation, one by one") as progress:
-            measure(run, utterances, repeats, progress.update)
+    return {flag(name): str(Path(args.out, f"test.{name}")) for name in ("source", "target")}

@@ -1,27 +1,21 @@
-"""`leapformer doctor`: installed libraries, devices, the dispatch of attention, and applied patches."""
+"""`leapformer doctor`: versions, devices, and what was patched in fairseq."""
 
 from __future__ import annotations
 
-import argparse
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from .. import PLUGIN_DIR, __version__
 
-HELP = "versions, devices, and what was patched in fairseq"
-
+OPTIONS = ""
 REQUIRED = ("torch", "numpy", "scipy", "sacrebleu", "sentencepiece", "soundfile", "onnxruntime")
 FAIRSEQ = "fairseq-fixed"
 OPTIONAL = ("simuleval", "torchaudio", "flash-linear-attention")  # not needed to train or generate
 ABSENT = "not installed"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add nothing: there are no arguments."""
-
-
-def run(args: argparse.Namespace) -> int:
+def run() -> int:
     """Print the report; the status is 1 if a required library is missing."""
     print(f"leapformer-fairseq {__version__} in {PLUGIN_DIR}")
     print(f"Python {platform.python_version()} on {platform.platform()}")

@@ -1,4 +1,4 @@
-"""`leapformer export`: a trained model as ONNX graphs that run without PyTorch and fairseq."""
+"""`leapformer export`: a trained model as ONNX graphs, to run without PyTorch and fairseq."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..models.loading import load_model
 from ..runtime.folder import FILES, MODEL, Folder
 from ..support.errors import LeapformerError
 from ..support.files import replacing_folder
+from ..support.options import flag
 from ..support.signature import signature
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     Exported = tuple[Folder, Callable[[Folder], Compared]]  # with the comparison to call once the folder is in place
 
-HELP = "a trained model as ONNX graphs with explicit states, to run without PyTorch and fairseq"
 SPEECH, LANGUAGE_MODEL, TEXT = ("leapformer_simulst", "leapformer_s2t"), ("leapformer_lm",), ("leapformer_nmt",)
 SYNTHESIS = ("leapformer_tts",)
 # Options that only some models have: the models, and the option's default.
@@ -30,38 +30,18 @@ ONLY_FOR: dict[str, tuple[tuple[str, ...], str | None]] = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the sub-command."""
-    add = parser.add_argument
-    add(
-        "--path",
-        required=True,
-        metavar="CHECKPOINT",
-        help="a trained leapformer_nmt, _lm, _simulst, _s2t or _tts model",
-    )
-    add("--out", required=True, type=Path, metavar="DIR", help="the graphs, vocabularies and model.json")
-    add("--data", metavar="DIR", help="its dictionaries; of speech, the folder of its config yaml (default: as in the "
-        "training)")  # fmt: skip
-    add(
-        "--config-yaml",
-        default=ONLY_FOR["config_yaml"][1],
-        metavar="NAME",
-        help="of speech, in --data (default: %(default)s)",
-    )
-    add(
-        "--pre-decision-ratio",
-        type=int,
-        metavar="N",
-        help="of speech: encoder states of a step (default: the trained one)",
-    )
-    add("--sentencepiece-model", type=Path, metavar="FILE", help="of text: copied into DIR, to translate plain text")
-    add("--quantize", action="store_true", help="round the weights of projections to 8 bits: a third of the size, and "
-        "slightly other outputs, so measure the loss in quality")  # fmt: skip
-    add(
-        "--check", type=int, default=0, metavar="N",
-        help="compare with the checkpoint on N random sources: all hypotheses of beam 5; what is written while speech "
-        "arrives; what is spoken",
-    )  # fmt: skip
+OPTIONS = """
+--path CHECKPOINT!      a trained leapformer_nmt, _lm, _simulst, _s2t or _tts model
+--out DIR:path!         the graphs, vocabularies and model.json
+--data DIR              its dictionaries; of speech, the folder of its config yaml (default: as in the training)
+--config-yaml NAME = config.yaml  of speech, in --data
+--pre-decision-ratio N:int  of speech: encoder states of a step (default: the trained one)
+--sentencepiece-model FILE:path  of text: copied into DIR, to translate plain text
+--quantize              round the weights of projections to 8 bits: a third of the size, and slightly other outputs, so
+                        measure the loss in quality
+--check N:int = 0       compare with the checkpoint on N random sources: all hypotheses of beam 5; what is written while
+                        speech arrives; what is spoken (default: 0)
+"""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -103,7 +83,7 @@ def _check_options(args: argparse.Namespace, arch: str) -> None:
     for name, (kinds, default) in ONLY_FOR.items():
         value = getattr(args, name)
         if value != default and not arch.startswith(kinds):
-            raise LeapformerError(f"--{name.replace('_', '-')} {value} has no meaning for {arch}; leave it out")
+            raise LeapformerError(f"{flag(name)} {value} has no meaning for {arch}; leave it out")
 
 
 def _loaded(args: argparse.Namespace, kinds: tuple[str, ...]) -> tuple[Any, Any]:

@@ -21,6 +21,7 @@ from .. import PLUGIN_DIR, register
 from ..studies import trainings
 from ..support.errors import LeapformerError
 from ..support.files import owned
+from ..support.options import flag
 from . import logs
 
 ARCH_PREFIX = "leapformer_"
@@ -36,22 +37,19 @@ EXPORTED = ("generate", "interactive", "eval-lm")  # the commands that accept an
 
 
 class FairseqCommand(NamedTuple):
-    """A module of `fairseq_cli`, the function of `fairseq.options` that builds its parser, and a one-line help text."""
+    """A module of `fairseq_cli`, and the function of `fairseq.options` that builds its parser."""
 
     module: str
     parser: str
-    help: str
 
 
 COMMANDS = {
-    "train": FairseqCommand("train", "get_training_parser", "fairseq-train with our models"),
-    "generate": FairseqCommand("generate", "get_generation_parser", "fairseq-generate with our models"),
-    "interactive": FairseqCommand(
-        "interactive", "get_interactive_generation_parser", "fairseq-interactive with our models"
-    ),
-    "eval-lm": FairseqCommand("eval_lm", "get_eval_lm_parser", "fairseq-eval-lm with our models"),
-    "validate": FairseqCommand("validate", "get_validation_parser", "fairseq-validate with our models"),
-    "preprocess": FairseqCommand("preprocess", "get_preprocessing_parser", "fairseq-preprocess with our tasks"),
+    "train": FairseqCommand("train", "get_training_parser"),
+    "generate": FairseqCommand("generate", "get_generation_parser"),
+    "interactive": FairseqCommand("interactive", "get_interactive_generation_parser"),
+    "eval-lm": FairseqCommand("eval_lm", "get_eval_lm_parser"),
+    "validate": FairseqCommand("validate", "get_validation_parser"),
+    "preprocess": FairseqCommand("preprocess", "get_preprocessing_parser"),
 }
 
 
@@ -151,7 +149,7 @@ def _check_numbers(name: str, args: argparse.Namespace) -> None:
         value = getattr(args, option, None)
         for number in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(number, (int, float)) and not number >= least:  # `not`: NaN is refused, too
-                raise LeapformerError(f"{name}: --{option.replace('_', '-')} {number}: give at least {least}")
+                raise LeapformerError(f"{name}: {flag(option)} {number}: give at least {least}")
     if getattr(args, "nbest", 1) > getattr(args, "beam", 1):
         raise LeapformerError(f"{name}: --nbest {args.nbest} needs as many hypotheses; give --beam {args.nbest}")
 
@@ -161,7 +159,7 @@ def _check_beginnings(name: str, args: argparse.Namespace) -> None:
     for option in ("finetune_from_model", "restore_file", "continue_once"):
         path = getattr(args, option, None)
         if path and not (option == "restore_file" and path == trainings.LAST) and not _is_checkpoint(Path(path)):
-            raise LeapformerError(f"{name}: --{option.replace('_', '-')} {path}: no such file; check the path")
+            raise LeapformerError(f"{name}: {flag(option)} {path}: no such file; check the path")
 
 
 def _begin_in(args: argparse.Namespace, stack: ExitStack) -> None:

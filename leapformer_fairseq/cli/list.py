@@ -1,20 +1,22 @@
-"""`leapformer list`: mechanisms, architectures, tasks and criterions, read from the registries."""
+"""`leapformer list`: attention mechanisms, the options of one, our models, tasks and criterions."""
 
 from __future__ import annotations
 
-import argparse
 import inspect
-import json
 import textwrap
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from json import dumps
 from typing import Any
 
 from .. import register
 from ..support.errors import LeapformerError, suggestion
 from .fairseq_commands import ARCH_PREFIX
 
-HELP = "attention mechanisms by family, the options of one, and our model architectures, tasks and criterions"
+OPTIONS = """
+what [NAME]             a mechanism, a family, or models, tasks, criterions
+--json                  print all of it as JSON
+"""
 WIDTH = 100  # columns of a screen
 # Folder or file of `attention` that defines a mechanism -> its family's name, and what the members have in common.
 FAMILIES = {
@@ -29,21 +31,15 @@ OTHERS = ("others", "registered outside this package")
 LETTERS = {"encoder-self": "E", "decoder-self": "D", "decoder-cross": "C"}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", nargs="?", metavar="NAME", help=f"a mechanism, a family, or {', '.join(KINDS)}")
-    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
-
-
-def run(args: argparse.Namespace) -> int:
+def run(what: str | None, json: bool) -> None:
     """Print all mechanisms on one screen, or the page of a name. Raises LeapformerError for an unknown name."""
-    if args.json and args.what:
-        raise LeapformerError(f"--json prints everything; leave {args.what} out")
-    if args.json:
-        print(json.dumps({"mechanisms": mechanisms(), **{name: find() for name, find in REGISTERED.items()}}, indent=2))
-        return 0
-    for line in screen() if args.what is None else _lines_of(args.what):
+    if json and what:
+        raise LeapformerError(f"--json prints everything; leave {what} out")
+    if json:
+        print(dumps({"mechanisms": mechanisms(), **{name: find() for name, find in REGISTERED.items()}}, indent=2))
+        return
+    for line in screen() if what is None else _lines_of(what):
         print(line)
-    return 0
 
 
 def _lines_of(name: str) -> Iterator[str]:

@@ -1,62 +1,26 @@
-"""`leapformer lra`: Long Range Arena with the papers' protocols and a corrected one, from data to tables."""
+"""`leapformer lra`: Long Range Arena: data, a grid of trainings, tables, composite scores."""
 
 from __future__ import annotations
 
-import argparse
 import shlex
-from collections.abc import Sequence
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..studies.lra import protocols
 from ..support.errors import LeapformerError
 from ..support.files import make_folder, write_json, write_text
+from ..support.options import Step
 from . import calls
 
 if TYPE_CHECKING:
     from ..studies.lra.protocols import Protocol
 
-HELP = "Long Range Arena: data, a grid of trainings, tables beside the papers', composite scores, parameters"
+STEP = "STEP"
 NONE = "none"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add one sub-command per step."""
-    actions = parser.add_subparsers(metavar="STEP", required=True)
-    for name, (add, text, step) in STEPS.items():
-        action = actions.add_parser(name, help=text, description=text)
-        add(action)
-        action.set_defaults(step=step)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run a step; the status is 1 if a training failed. Raises LeapformerError for wrong options and data."""
-    return int(args.step(args) or 0)
-
-
-# -------------------------------------------------------------------------------------------------------------- options
-def _add_protocol(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--protocol", required=True, metavar="NAME", help=f"{', '.join(protocols.NAMES)}, or a YAML file like theirs"
-    )
-    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="default: all of the protocol")
-    quirks = "; ".join(f"{name}: {quirk.what}" for name, quirk in protocols.QUIRKS.items())
-    parser.add_argument(
-        "--quirks", metavar="NAMES",
-        help="published flaws, separated by commas, or none (default: the protocol's); those of the data are in "
-        f"`leapformer prepare lra --help`; {quirks}",
-    )  # fmt: skip
-
-
-def _add_rows(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--attention", nargs="+", metavar="ROW", help="rows of the protocol (default: all)")
-
-
-def _add_data(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", required=True, metavar="DIR", help="a folder of arrays for each task")
-
-
-def _protocol(args: argparse.Namespace) -> tuple[Protocol, tuple[str, ...]]:
+def _protocol(args: Namespace) -> tuple[Protocol, tuple[str, ...]]:
     """The protocol, and the quirks to use: those of --quirks or, by default, the protocol's."""
     protocol = protocols.load(args.protocol)
     if args.quirks is None:
@@ -67,15 +31,7 @@ def _protocol(args: argparse.Namespace) -> tuple[Protocol, tuple[str, ...]]:
 
 
 # ----------------------------------------------------------------------------------------------------------------- data
-def _add_prepare(parser: argparse.ArgumentParser) -> None:
-    _add_protocol(parser)
-    _add_data(parser)
-    parser.add_argument(
-        "--root", metavar="DIR", help="the published files: DIR/TASK, or DIR itself if there is no such folder"
-    )
-
-
-def _prepare(args: argparse.Namespace) -> int:
+def _prepare(args: Namespace) -> int:
     from ..studies.lra.grid import make_data
     from .main import main
 
@@ -97,43 +53,19 @@ def _prepare(args: argparse.Namespace) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------------------ run
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    _add_protocol(parser)
-    _add_rows(parser)
-    _add_data(parser)
-    parser.add_argument("--out", required=True, metavar="DIR", help="trainings and results; the same command resumes")
-    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="default: the protocol's")
-    parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="trainings at once, one thread each (default: 1)"
-    )
-    parser.add_argument(
-        "--train-options", default="", metavar="TEXT", help='more options for all trainings, e.g. "--max-update 100"'
-    )
-    parser.add_argument("--dry-run", action="store_true", help="print the commands, train nothing")
-
-
-def _run(args: argparse.Namespace) -> int:
+def _run(args: Namespace) -> int:
     from ..studies.lra.grid import Grid
 
     protocol, quirks = _protocol(args)
     rows, tasks = args.attention or tuple(protocol.rows), args.tasks or tuple(protocol.tasks)
     more, seeds = tuple(shlex.split(args.train_options)), args.seeds or protocol.seeds
     grid = Grid(protocol, Path(args.data), Path(args.out), quirks, more, tasks, rows, seeds)
-    return calls.run_study(grid, "lra", "run", args.jobs, args.dry_run)[1]
+    return calls.run_study(grid, args, "lra", "run")[1]
 
 
 # -------------------------------------------------------------------------------------------------------------- results
-def _add_results(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("results", nargs="+", metavar="DIR", help="the --out of `leapformer lra run`, one or several")
-
-
-def _add_table(parser: argparse.ArgumentParser) -> None:
-    _add_results(parser)
-    parser.add_argument("--out", metavar="DIR", help="also write table.md, results.csv and results.json here")
-    parser.add_argument("--without-published", action="store_true", help="leave the papers' tables out")
-
-
-def _table(args: argparse.Namespace) -> None:
+def _table(args: Namespace) -> None:
+    from ..scoring.table import Column, Table
     from ..studies.lra import tables
 
     results, protocol, cells = _collected(args)
@@ -143,10 +75,11 @@ def _table(args: argparse.Namespace) -> None:
         folder = make_folder(args.out)
         write_text(folder / "table.md", f"# {protocol.title}\n\n{text}", "--out")
         write_json(folder / "results.json", {"protocol": protocol.name, "rows": tables.as_rows(cells), "runs": results})
-        _write_csv(folder / "results.csv", results)
+        columns = [Column(name) for name in results[0] if name not in ("quirks", "signature", "cores")]
+        write_text(folder / "results.csv", Table(results, columns).csv(), "--out")
 
 
-def _collected(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Protocol, Any]:
+def _collected(args: Namespace) -> tuple[list[dict[str, Any]], Protocol, Any]:
     from ..studies.lra import tables
     from ..studies.lra.grid import collect
 
@@ -154,25 +87,7 @@ def _collected(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Protocol
     return results, protocol, tables.cells(results)
 
 
-def _write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    import csv
-    import io
-
-    names = [name for name in rows[0] if name not in ("quirks", "signature", "cores")]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, text.getvalue(), "--out")
-
-
-def _add_quirks(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("base", metavar="DIR", help="the --out of `leapformer lra run` to compare with")
-    parser.add_argument("results", nargs="+", metavar="DIR", help="others, of the same protocol with other --quirks")
-    parser.add_argument("--out", metavar="DIR", help="also write quirks.md and quirks.json here")
-
-
-def _quirks(args: argparse.Namespace) -> None:
+def _quirks(args: Namespace) -> None:
     from ..studies.lra import effects
     from ..studies.lra.grid import collect
 
@@ -186,22 +101,7 @@ def _quirks(args: argparse.Namespace) -> None:
         write_json(folder / "quirks.json", effects.content(changes), "--out")
 
 
-def _add_rcp(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("results", nargs="*", metavar="DIR", help="the --out of `leapformer lra run`, one or several")
-    parser.add_argument("--bench", metavar="FILE", help="lra.json of `leapformer bench lra`, for throughput and memory")
-    parser.add_argument(
-        "--published", nargs="?", const="leapformer", choices=("leapformer", "luna"),
-        help="from the tables that this paper prints instead (without a name: leapformer)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--std", default="paper", metavar="X",
-        help="paper (1.482567), table (of the rows at hand: a row more changes all scores), or a number "
-        "(default: paper)",
-    )  # fmt: skip
-    parser.add_argument("--out", metavar="DIR", help="also write rcp.md, rcp.json and rcp.png here")
-
-
-def _rcp(args: argparse.Namespace) -> None:
+def _rcp(args: Namespace) -> None:
     from ..studies.lra import composite
 
     if bool(args.published) == bool(args.results):
@@ -218,16 +118,10 @@ def _rcp(args: argparse.Namespace) -> None:
         folder = make_folder(args.out)
         write_text(folder / "rcp.md", table.text(), "--out")
         write_json(folder / "rcp.json", table.content(), "--out")
-        table.draw(folder / "rcp.png")
+        table.draw(folder / "rcp.svg")
 
 
-def _add_params(parser: argparse.ArgumentParser) -> None:
-    _add_protocol(parser)
-    _add_rows(parser)
-    parser.add_argument("--out", metavar="DIR", help="also write params.md and params.json here")
-
-
-def _params(args: argparse.Namespace) -> None:
+def _params(args: Namespace) -> None:
     from ..studies.lra import params
 
     protocol, quirks = _protocol(args)
@@ -243,11 +137,76 @@ def _params(args: argparse.Namespace) -> None:
         write_json(folder / "params.json", params.content(counts), "--out")
 
 
+QUIRKS = "; ".join(f"{name}: {quirk.what}" for name, quirk in protocols.QUIRKS.items())
+PROTOCOL = f"""
+--protocol NAME!        {", ".join(protocols.NAMES)}, or a YAML file like theirs
+--tasks TASK...         default: all of the protocol
+--quirks NAMES          published flaws, separated by commas, or none (default: the protocol's); those of the data are
+                        in `leapformer prepare lra --help`; {QUIRKS}
+"""
+ROWS = "--attention ROW...  rows of the protocol (default: all)"
+DATA = "--data DIR!  a folder of arrays for each task"
+RESULTS = "the --out of `leapformer lra run`, one or several"
 STEPS = {
-    "prepare": (_add_prepare, "make the data of a protocol's tasks, generated or from the published files", _prepare),
-    "run": (_add_run, "train and test a grid of tasks, rows and seeds; resumable", _run),
-    "table": (_add_table, "accuracies over seeds, beside those that the papers print", _table),
-    "quirks": (_add_quirks, "what published flaws change: the accuracies of the same rows with and without", _quirks),
-    "rcp": (_add_rcp, "accuracy weighed against throughput: the paper's composite and points per doubling", _rcp),
-    "params": (_add_params, "parameters of every row: all, without embeddings, of the mechanism", _params),
+    "prepare": Step(
+        "make the data of a protocol's tasks, generated or from the published files",
+        f"""
+{PROTOCOL}
+{DATA}
+--root DIR              the published files: DIR/TASK, or DIR itself if there is no such folder
+""",
+        _prepare,
+    ),
+    "run": Step(
+        "train and test a grid of tasks, rows and seeds; resumable",
+        f"""
+{PROTOCOL}
+{ROWS}
+{DATA}
+--out DIR!              trainings and results; the same command resumes
+--seeds N...:int        default: the protocol's
+--jobs N:int = 1        trainings at once, one thread each
+--train-options TEXT =  more options for all trainings, e.g. "--max-update 100"
+{calls.study_options("trainings")}
+""",
+        _run,
+    ),
+    "table": Step(
+        "accuracies over seeds, beside those that the papers print",
+        f"""
+results DIR...          {RESULTS}
+--out DIR               also write table.md, results.csv and results.json here
+--without-published     leave the papers' tables out
+""",
+        _table,
+    ),
+    "quirks": Step(
+        "what published flaws change: the accuracies of the same rows with and without",
+        """
+base DIR                the --out of `leapformer lra run` to compare with
+results DIR...          others, of the same protocol with other --quirks
+--out DIR               also write quirks.md and quirks.json here
+""",
+        _quirks,
+    ),
+    "rcp": Step(
+        "accuracy weighed against throughput: the paper's composite and points per doubling",
+        f"""
+results [DIR...]        {RESULTS}
+--bench FILE            lra.json of `leapformer bench lra`, for throughput and memory
+--published [(leapformer|luna)=leapformer]  from the tables that this paper prints instead (without a name: leapformer)
+--std X = paper         paper (1.482567), table (of the rows at hand: a row more changes all scores), or a number
+--out DIR               also write rcp.md, rcp.json and rcp.svg here
+""",
+        _rcp,
+    ),
+    "params": Step(
+        "parameters of every row: all, without embeddings, of the mechanism",
+        f"""
+{PROTOCOL}
+{ROWS}
+--out DIR               also write params.md and params.json here
+""",
+        _params,
+    ),
 }

@@ -1,4 +1,4 @@
-"""`leapformer maps`: attention maps, reweighting matrices and learned proportions of a trained model."""
+"""`leapformer maps`: draw attention maps and learned proportions of a model."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import argparse
 import sys
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..support.errors import LeapformerError
 from ..support.files import make_folder, write_json
 from . import calls
+
+if TYPE_CHECKING:
+    from ..scoring.table import Table
 
 HELP = "draw attention maps and learned proportions of a trained model"
 
@@ -86,11 +89,10 @@ def _write(path: Path, rows: list[dict[str, Any]], args: argparse.Namespace) -> 
     write_json(path, content, "--out")
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
-    from tabulate import tabulate
-
+def _table(rows: list[dict[str, Any]]) -> Table:
     from ..scoring.pictures.proportions import HIGH, LOW
+    from ..scoring.table import Column, Table
 
-    headers = ["block", "layer", "mechanism", "side", "count", "mean", "std", f"below {LOW}", f"above {HIGH}"]
-    formats = ("", "", "", "", "", ".3f", ".3f", ".1%", ".1%")
-    return tabulate([list(row.values()) for row in rows], headers, floatfmt=formats)
+    columns = [Column(name) for name in ("block", "layer", "mechanism", "side", "count")]
+    columns += [Column("mean", form=".3f"), Column("std", form=".3f")]
+    return Table(rows, [*columns, Column("below", f"below {LOW}", ".1%"), Column("above", f"above {HIGH}", ".1%")])

@@ -1,4 +1,4 @@
-"""`leapformer report`: compare quality and latency of the finished runs in a folder."""
+"""`leapformer report`: compare the scored runs of a quickstart."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..scoring.comparison import collect, table
-from ..scoring.pictures.comparison import draw_comparison
+from ..scoring.pictures.latency import comparison_figure
+from ..scoring.table import bullets, page, signed
 from ..support.files import write_json, write_text
 from ..support.signature import signature
 
@@ -21,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table; write report.md, scores.json and, for three points or more, curve.png to the folder.
+    """Print the table; write report.md, scores.json and, for three points or more, curve.svg to the folder.
 
     Raises LeapformerError if nothing was scored, scores are damaged, or the folder is not writable.
     """
@@ -31,43 +32,29 @@ def run(args: argparse.Namespace) -> int:
     threads = counts.pop() if len(counts) == 1 else None  # one signature covers all runs, so they must agree
     comparison["signatures"]["leapformer_fairseq"] = signature(threads=threads)
     write_json(folder / "scores.json", comparison)
-    drawn = draw_comparison(comparison, folder / "curve.png")
-    if not drawn:
-        (folder / "curve.png").unlink(missing_ok=True)  # an earlier report's
-    write_text(folder / "report.md", _markdown(comparison, drawn, args.next))
+    picture = comparison_figure(comparison).save(folder / "curve.svg", "BLEU against average lagging")
+    write_text(folder / "report.md", _markdown(comparison, picture, args.next))
     print(table(comparison))
     return 0
 
 
-def _markdown(comparison: dict[str, Any], drawn: bool, last: list[str]) -> str:
+def _markdown(comparison: dict[str, Any], picture: str, last: list[str]) -> str:
     systems = comparison["systems"]
     timed = any("AL_CA" in row for system in systems.values() for row in system["rows"])
-    runs = [f"* {system['title']}: `{system['options']}`, in `{name}`" for name, system in systems.items()]
-    signatures = [f"* {name}: `{text}`" for name, text in comparison["signatures"].items()]
-    picture = ["![BLEU against average lagging](curve.png)", ""] if drawn else []
+    runs = [f"{system['title']}: `{system['options']}`, in `{name}`" for name, system in systems.items()]
     legend = "k: how many steps of speech the translation stays behind. AL, LAAL, DAL and ATD in milliseconds of "
     legend += "speech, AP a ratio, above 1 where hypotheses are longer than references. "
     if timed:
         legend += "`_CA` adds the time of computation; compute is seconds of computation per second of audio"
         legend += f", with {_threads(systems)}. "
-    legend += "Offline: the whole source, beam 5."
-    return "\n".join(
-        [
-            f"# {_heading(systems)}",
-            "",
-            *picture,
-            table(comparison, "github"),
-            "",
-            legend,
-            "",
-            "Runs:",
-            *runs,
-            "",
-            "Signatures:",
-            *signatures,
-            *(["", *(f"* {line}" for line in last)] if last else []),
-            "",
-        ]
+    return page(
+        f"# {_heading(systems)}",
+        picture,
+        table(comparison).markdown(),
+        legend + "Offline: the whole source, beam 5.",
+        f"Runs:\n{bullets(runs)}",
+        f"Signatures:\n{bullets(signed(comparison['signatures']))}",
+        bullets(last),
     )
 
 

@@ -1,13 +1,12 @@
-"""`leapformer score-speech`: distortion and duration of synthesised speech, compared across runs, with plots."""
+"""`leapformer score-speech`: score synthesised speech. Mel cepstral and spectral distortion, duration, and pictures."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from ..scoring.pictures.spectrograms import draw_spectrograms
+from ..scoring.pictures.heatmaps import draw_spectrograms
 from ..scoring.speech import (
     Kind,
     Report,
@@ -19,12 +18,13 @@ from ..scoring.speech import (
     score_speech,
     speech_table,
 )
+from ..scoring.table import bullets, page, signed
 from ..support.errors import LeapformerError
 from ..support.files import make_folder, write_json, write_text
+from ..support.options import choice
 from ..support.signature import signature
 from . import calls
 
-HELP = "score synthesised speech: mel cepstral and spectral distortion, duration, and pictures"
 TITLE = "Synthesised speech: distortion and duration"
 LEGEND = (
     "MCD and MSD are mel cepstral and mel spectral distortion by dynamic time warping, summed over all sentences and "
@@ -40,54 +40,42 @@ BASELINES_LEGEND = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the sub-command."""
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder of `leapformer tts`; gets speech.json")
-    parser.add_argument(
-        "--reference", choices=get_args(Kind), default=get_args(Kind)[0],
-        help="compare with recordings that went through Griffin-Lim, too, or as they are (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--baselines",
-        action="store_true",
-        help="add rows for the vocoder alone and for the mean spectrogram",
-    )
-    parser.add_argument(
-        "--pictures", type=int, default=0, metavar="N", help="draw spectrograms of the first N sentences"
-    )
-    parser.add_argument(
-        "--out", metavar="DIR",
-        help="folder for table.md, table.json and the pictures (default: where the runs lie, or the only RUN)",
-    )  # fmt: skip
+OPTIONS = f"""
+runs RUN...             a folder of `leapformer tts`; gets speech.json
+--reference {choice(get_args(Kind))} = {get_args(Kind)[0]}  compare with recordings that went through Griffin-Lim, too,
+                        or as they are
+--baselines             add rows for the vocoder alone and for the mean spectrogram
+--pictures N:int = 0    draw spectrograms of the first N sentences
+--out DIR               folder for table.md, table.json and the pictures (default: where the runs lie, or the only RUN)
+"""
 
 
 @calls.owning
-def run(args: argparse.Namespace) -> int:
+def run(runs: Sequence[str], reference: Kind, baselines: bool, pictures: int, out: str | None) -> None:
     """Print and write the table. Raises LeapformerError for a run that cannot be scored; earlier scores are kept."""
-    if args.pictures < 0:
-        raise LeapformerError(f"--pictures {args.pictures}: give a number of sentences")
-    folders = [Path(folder) for folder in args.runs]
-    out = make_folder(args.out) if args.out else _shared_folder(folders)
-    runs: dict[str, Run] = {}
+    if pictures < 0:
+        raise LeapformerError(f"--pictures {pictures}: give a number of sentences")
+    folders = [Path(folder) for folder in runs]
+    folder_of_table = make_folder(out) if out else _shared_folder(folders)
+    speeches: dict[str, Run] = {}
     reports: dict[str, Report] = {}
     try:
         for name, folder in zip(_names(folders), folders, strict=True):
             speech = read_run(folder)
-            if not runs:
+            if not speeches:
                 first, spectra = speech, Spectra(speech.mels)
             check_same(first, speech)
-            report = score_speech(speech, spectra, args.reference) | {"signature": signature(reference=args.reference)}
+            report = score_speech(speech, spectra, reference) | {"signature": signature(reference=reference)}
             write_json(folder / "speech.json", report, "the result")
-            runs[name], reports[name] = speech, report
-        if args.baselines:
-            reports |= score_baselines(first, spectra, args.reference)
+            speeches[name], reports[name] = speech, report
+        if baselines:
+            reports |= score_baselines(first, spectra, reference)
     finally:  # also after an error or an interrupt: scoring a run takes minutes
         if reports:
-            _write(out, reports)
+            _write(folder_of_table, reports)
             print(speech_table(reports))
-    for path in _draw(runs, spectra, args.pictures, out):
+    for path in _draw(speeches, spectra, pictures, folder_of_table):
         print(path)
-    return 0
 
 
 def _shared_folder(folders: Sequence[Path]) -> Path:
@@ -121,9 +109,9 @@ def _write(out: Path, reports: Mapping[str, Report]) -> None:
 
 def _markdown(reports: Mapping[str, Report], notes: Sequence[str], table_signature: str) -> str:
     models: dict[str, dict[str, Any]] = {name: report["model"] for name, report in reports.items() if "model" in report}
-    signatures = [f"* {name}: `{model['signature']}`" for name, model in models.items() if "signature" in model]
-    parts = [f"# {TITLE}", speech_table(reports, "github"), *notes, "Signatures:"]
-    return "\n\n".join([*parts, "\n".join([*signatures, f"* this table: `{table_signature}`"])]) + "\n"
+    signatures = signed({name: model["signature"] for name, model in models.items() if "signature" in model})
+    lines = bullets([*signatures, f"this table: `{table_signature}`"])
+    return page(f"# {TITLE}", speech_table(reports).markdown(), *notes, "Signatures:", lines)
 
 
 def _draw(runs: Mapping[str, Run], spectra: Spectra, count: int, out: Path) -> list[Path]:
@@ -133,6 +121,6 @@ def _draw(runs: Mapping[str, Run], spectra: Spectra, count: int, out: Path) -> l
     for rank, sentence in enumerate(first.sentences[:count]):
         panels = {"reference": spectra.log_mels(sentence.reference)}
         panels |= {name: spectra.log_mels(run.sentences[rank].audio) for name, run in runs.items()}
-        paths.append(out / f"spectrogram_{rank + 1}.png")
+        paths.append(out / f"spectrogram_{rank + 1}.svg")
         draw_spectrograms(panels, first.mels, f"{sentence.id}: {sentence.text}", paths[-1])
     return paths

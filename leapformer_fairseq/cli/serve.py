@@ -1,12 +1,10 @@
-"""`leapformer serve`: as `runtime.commands.serve`, also with checkpoints."""
+"""`leapformer serve`: translate live on a page in the browser."""
 
 from argparse import Namespace
 
 from ..runtime.commands import serve
-from ..runtime.commands.serve import HELP, add_arguments
+from ..runtime.commands.serve import OPTIONS as OPTIONS
 from ..simul.live import load_sessions, prepare_thread
-
-__all__ = ["HELP", "add_arguments", "run"]
 
 
 def run(args: Namespace) -> int:

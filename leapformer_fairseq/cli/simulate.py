@@ -1,48 +1,52 @@
-"""`leapformer simulate`: simultaneous translation of utterances or talks, with delays and scores, without SimulEval."""
+"""`leapformer simulate`: translate a test set simultaneously, with delays and scores. Utterances as SimulEval does,
+without it, or whole talks.
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.formats.runlog import SIMULATION, UNITS
+from ..runtime.simul.options import SEGMENT_OPTIONS, SYSTEM_OPTIONS
+from ..scoring.pieces import SEGMENTERS
 from ..scoring.quality import bleu
 from ..support.errors import LeapformerError
-from ..support.files import locked_folder
-from . import calls, score, simulate_talks
+from ..support.files import locked_folder, write_json
+from ..support.options import DEVICE, TOKENIZE, at_least, choice, defaults, flag
+from . import calls, score, score_talks
 
 if TYPE_CHECKING:
-    from ..runtime.simul.options import TakesOptions
     from ..simul.simulate import Simulation
 
-HELP = (
-    "translate a test set simultaneously, with delays and scores: utterances as SimulEval does, without it, or "
-    "whole talks"
-)
 # Options that do not change the translations, and entries of the namespace that are not options.
-_FREE = ("out", "jobs", "tokenize", "run", *simulate_talks.FREE)
+_FREE = ("out", "jobs", "tokenize", "run", "segmenter", "lang")
 
 
-def add_arguments(parser: TakesOptions) -> None:
-    """Add the arguments of the sub-command."""
-    from ..runtime.simul.options import add_system_options
-
-    parser.add_argument("--source", metavar="LIST", help="a file with the path of one recording per line")
-    parser.add_argument("--target", metavar="LIST", help="a file with one reference translation per line")
-    parser.add_argument("--out", metavar="DIR", required=True, help="log and scores; the same command resumes there")
-    add_system_options(parser)
-    parser.add_argument(
-        "--source-segment-size", type=int, default=40, metavar="MS",
-        help="audio sent at a time, in milliseconds; delays are multiples of it (default: 40)",
-    )  # fmt: skip
-    parser.add_argument("--eval-latency-unit", choices=UNITS, default="word", help="what has a delay (default: word)")
-    parser.add_argument("--tokenize", default="13a", help="sacreBLEU tokenizer: 13a, zh, ja-mecab, ... (default: 13a)")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that translate (default: 1)")
-    simulate_talks.add_arguments(parser)
+TALK_OPTIONS = f"""
+--talks DIR             instead of --source and --target: a folder of talks made by `leapformer prepare` talks,
+                        mustc-talks or acl6060; each goes through a session, as in `leapformer stream`
+{SEGMENT_OPTIONS}
+--drafts                with --talks: also show and log the words that may still change
+--segmenter {choice(SEGMENTERS)} = soft  with --talks: as in `leapformer score`
+--lang CODE             with --talks: as in `leapformer score`
+"""
+OPTIONS = f"""
+--source LIST           a file with the path of one recording per line
+--target LIST           a file with one reference translation per line
+--out DIR!              log and scores; the same command resumes there
+{SYSTEM_OPTIONS}
+--source-segment-size MS:int = 40  audio sent at a time, in milliseconds; delays are multiples of it
+--eval-latency-unit {choice(UNITS)} = word  what has a delay
+{TOKENIZE}
+{DEVICE}
+--jobs N:int = 1        processes that translate
+{TALK_OPTIONS}
+"""
 
 
 @calls.owning
@@ -51,9 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
     Raises LeapformerError for unsuitable options, models and files.
     """
-    if args.jobs < 1:
-        raise LeapformerError(f"--jobs {args.jobs}: give at least 1")
-    of_talks = simulate_talks.is_for_talks(args)
+    at_least(1, jobs=args.jobs)
+    of_talks = is_for_talks(args)
     bleu([""], [""], args.tokenize)  # an unusable tokenizer must fail now, not after the translation
     try:
         (_simulate_talks if of_talks else _simulate_utterances)(args)
@@ -68,24 +71,15 @@ def _simulate_utterances(args: argparse.Namespace) -> None:
 
     utterances = read_utterances(args.source, args.target)
     simulation = build_simulation(args)
-    folder = _locked_folder(args, simulate_talks.defaults())
+    folder = _locked_folder(args, defaults(TALK_OPTIONS))
     done = logged(folder, args.eval_latency_unit)
     waiting = [utterance for utterance in utterances if utterance.index not in done]
     _translate(args, simulation, waiting, len(utterances))
     put_in_order(folder)
-    _score(folder, args)
+    out = str(folder / "scores.json")
+    score.utterances(str(folder), args.tokenize, args.eval_latency_unit, args.checkpoint, out)
     if simulation.batched:
         print("decoded in batches: nothing was timed, so there are no scores in _CA")
-
-
-def _simulate_talks(args: argparse.Namespace) -> None:
-    from ..simul.talks import build_talk_simulation
-
-    recordings = simulate_talks.check(args)
-    simulation = build_talk_simulation(args)
-    _locked_folder(args, ("source", "target"))
-    simulate_talks.translate(args, simulation, recordings)
-    simulate_talks.score(args, recordings)
 
 
 def _locked_folder(args: argparse.Namespace, without: Collection[str]) -> Path:
@@ -116,9 +110,92 @@ def _translate(args: argparse.Namespace, simulation: Simulation, waiting: list[A
         )
 
 
-def _score(folder: Path, args: argparse.Namespace) -> None:
-    """Score the folder as `leapformer score` does."""
-    parser = argparse.ArgumentParser()
-    score.add_arguments(parser)
-    options = [str(folder), "--tokenize", args.tokenize, "--unit", args.eval_latency_unit]
-    score.run(parser.parse_args([*options, "--checkpoint", args.checkpoint, "--json", str(folder / "scores.json")]))
+# ---------------------------------------------------------------------------------------------------------------- talks
+def _simulate_talks(args: argparse.Namespace) -> None:
+    from ..simul.talks import build_talk_simulation
+
+    recordings = recordings_of(args)
+    simulation = build_talk_simulation(args)
+    _locked_folder(args, ("source", "target"))
+    _translate_talks(args, simulation, recordings)
+    _score_talks(args, recordings)
+
+
+def is_for_talks(args: argparse.Namespace) -> bool:
+    """Whether the options ask for a simulation of talks. Raises LeapformerError for incompatible options."""
+    if args.talks:
+        if args.source or args.target:
+            raise LeapformerError("--talks has recordings and references; leave --source and --target out")
+        return True
+    if not (args.source and args.target):
+        raise LeapformerError("give --source and --target, lists of utterances and references, or --talks, a folder")
+    for name, default in defaults(TALK_OPTIONS).items():  # for utterances, no other values are accepted
+        if getattr(args, name) != default:
+            raise LeapformerError(f"{flag(name)} is for --talks; utterances are translated as they are")
+    return False
+
+
+def recordings_of(args: argparse.Namespace) -> list[Path]:
+    """The recordings of the talks. Raises LeapformerError if they do not match the segments."""
+    from ..data.talks import REFERENCES, SEGMENTS, read_recordings
+    from ..scoring.pieces import by_recording, find_recording, read_segments
+
+    folder = Path(args.talks)
+    recordings = read_recordings(folder)
+    segmented = [name for name, _ in by_recording(read_segments(folder / SEGMENTS, folder / REFERENCES))]
+    matches = [find_recording(str(path), segmented) for path in recordings]
+    for path, name in zip(recordings, matches, strict=True):
+        if name is None:
+            raise LeapformerError(f"{folder / SEGMENTS} has no segments of {path.name}; prepare the talks again")
+    for name in segmented:
+        if name not in matches:
+            raise LeapformerError(f"{folder} has segments of {name}, but no such recording; prepare the talks again")
+    return recordings
+
+
+def _translate_talks(args: argparse.Namespace, simulation: Any, recordings: list[Path]) -> None:
+    """Translate the talks that do not have a log yet."""
+    from tqdm import tqdm
+
+    from ..runtime.audio import check_file
+    from ..simul.talks import simulate_talks
+
+    lengths = {recording: check_file(recording) for recording in recordings}
+    waiting = [recording for recording in recordings if not simulation.log(recording).is_file()]
+    total = math.ceil(sum(lengths.values()))  # tqdm hides the bar if the count exceeds the total
+    done = total - sum(lengths[recording] for recording in waiting)
+    # tqdm's own format would print seconds with all their digits.
+    shape = "{l_bar}{bar}| {n:.0f}/{total:.0f} s of audio [{elapsed}<{remaining}]"
+    with tqdm(total=total, initial=done, desc="simulation of talks", bar_format=shape, mininterval=1.0) as progress:
+        for recording in simulate_talks(args, simulation, waiting, args.jobs, progress.update):
+            if args.jobs > 1:  # other processes do not report their progress within a talk
+                progress.update(lengths[recording])
+
+
+def _score_talks(args: argparse.Namespace, recordings: list[Path]) -> None:
+    """Join the logs, score them as `leapformer score` does, and print the scores with the resources used."""
+    from ..data.talks import REFERENCES, SEGMENTS
+    from ..models.averaging import describe_checkpoint
+    from ..scoring import talk_report
+    from ..simul.talks import join_logs, summarise_usage
+    from ..support.signature import signature
+
+    out, folder = Path(args.out), Path(args.talks)
+    log = join_logs(out, recordings, args.eval_latency_unit)
+    options = talk_report.TalkOptions(
+        args.eval_latency_unit, args.segmenter, args.lang, args.tokenize, threads=args.num_threads
+    )
+    report = talk_report.score_talks([str(log)], str(folder / SEGMENTS), str(folder / REFERENCES), options)
+    report["model"] = describe_checkpoint(args.checkpoint) | {"signature": signature(threads=args.num_threads)}
+    report["usage"] = summarise_usage(out, recordings)
+    write_json(out / "scores.json", report)
+    print("\n".join([*score_talks.lines(report), *_usage(report["usage"])]))
+
+
+def _usage(usage: dict[str, Any]) -> list[str]:
+    memory, time = usage["memory_growth_mib"], usage["compute_growth"]
+    if memory is None and time is None:
+        return []
+    parts = [] if memory is None else [f"memory at most {memory:.1f} MiB above that after a minute"]
+    parts += [] if time is None else [f"CPU time for a second of audio {time:+.1%} from first to last quarter"]
+    return [f"longest talk, {usage['longest_talk']}: {'; '.join(parts)}"]

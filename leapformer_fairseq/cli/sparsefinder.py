@@ -1,51 +1,30 @@
-"""`leapformer sparsefinder`: predict the sparse graph of an entmax teacher, and measure its cost and savings."""
+"""`leapformer sparsefinder`: predict the sparse graph of an entmax model. A teacher's graphs are extracted, fitted,
+evaluated and drawn.
+"""
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..studies.sparsefinder.fitting import LOSSES, PROJECTIONS, Settings
 from ..support.errors import LeapformerError
 from ..support.files import make_folder, write_json, write_text
+from ..support.options import Step, choice
 from ..support.progress import progress
 from . import calls
 
 if TYPE_CHECKING:
     from ..studies.sparsefinder.quality import Scored
+    from ..studies.sparsefinder.study import Blocks, Pareto
 
-HELP = "sparse attention that is predicted: extract a teacher's graphs, fit, evaluate, and draw all curves"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the steps as sub-commands."""
-    steps = parser.add_subparsers(metavar="STEP", required=True, dest="step")
-    for name, (add, help_text, _) in STEPS.items():
-        step = steps.add_parser(name, help=help_text, description=help_text)
-        add(step)
-
-
-@calls.owning
-def run(args: argparse.Namespace) -> int:
-    """Run a step. Raises LeapformerError for unsuitable input; finished work is kept."""
-    STEPS[args.step][2](args)
-    return 0
+STEP = "STEP"
+DEFAULT = Settings()
 
 
 # ------------------------------------------------------------------------------------------------------------- extract
-def _extract_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_teacher(parser)
-    parser.add_argument("--block", required=True, metavar="BLOCK", help="encoder-self, decoder-self or decoder-cross")
-    parser.add_argument("--out", required=True, metavar="DIR", help="for the graphs; the same command resumes there")
-    parser.add_argument("--subset", default="train", metavar="NAME", help="of the data (default: train)")
-    parser.add_argument("--sentences", type=int, default=1000, metavar="N", help="how many (default: 1000)")
-    parser.add_argument(
-        "--min-length", type=int, default=21, metavar="N",
-        help="leave out sentences of fewer tokens, the mark of the end among them (default: 21)",
-    )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the choice of sentences (default: 1)")
-
-
-def _extract(args: argparse.Namespace) -> None:
+def _extract(args: Namespace) -> None:
     from ..studies.sparsefinder.extraction import Request, extract
 
     request = Request(args.data, args.block, args.subset, args.sentences, args.min_length, args.seed)
@@ -55,74 +34,28 @@ def _extract(args: argparse.Namespace) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------- fit
-def _fit_arguments(parser: argparse.ArgumentParser) -> None:
-    from ..studies.sparsefinder.fitting import LOSSES, PROJECTIONS, Settings
-
-    defaults = Settings()
-    parser.add_argument("graphs", metavar="GRAPHS", help="a folder of `leapformer sparsefinder extract`")
-    parser.add_argument("--out", required=True, metavar="DIR", help="for seed1.pt, ...; finished ones are kept")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help="(default: 1 2 3)")
-    for name, help_text in (
-        ("dimensions", "dimensions r to which queries and keys are projected"),
-        ("margin", "margin of the loss"),
-        ("lr", "learning rate of Adam"),
-        ("l2", "weight decay"),
-        ("batch", "sentences of an update"),
-        ("epochs", "passes over the sentences"),
-        ("clip", "largest norm of the gradient"),
-        ("part", "share of the sentences to fit to; the rest is for evaluation"),
-        ("points", "queries and keys of a head that are clustered; 0: all"),
-    ):
-        default = getattr(defaults, name)
-        parser.add_argument(
-            f"--{name}", type=type(default), default=default, metavar="X", help=f"{help_text} (default: {default})"
-        )
-    parser.add_argument(
-        "--blocks", type=int, nargs="+", default=[], metavar="Z",
-        help="fit sparsefinder-block1 and -block2, too, for blocks of so many tokens",
-    )  # fmt: skip
-    parser.add_argument(
-        "--loss", choices=LOSSES, default=defaults.loss,
-        help="of each edge and one other key (triple, the paper), or of sums per query (query, the released code)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--projections", choices=PROJECTIONS, default=defaults.projections,
-        help="one for queries and keys (shared, the paper), or one each (separate, the released code)",
-    )  # fmt: skip
-
-
-def _fit(args: argparse.Namespace) -> None:
+def _fit(args: Namespace) -> int:
     from dataclasses import fields
 
     from ..studies.sparsefinder.extraction import Graphs
-    from ..studies.sparsefinder.fitting import Settings, check_fitted, fit, parameter_count
+    from ..studies.sparsefinder.fitting import parameter_count
+    from ..studies.sparsefinder.study import Fit
 
     graphs = Graphs(args.graphs)
     options = {field.name: getattr(args, field.name) for field in fields(Settings)}
     settings = Settings(**{**options, "blocks": tuple(args.blocks)})
-    settings.check()
-    folder = make_folder(args.out)
-    for seed in args.seeds:
-        path = folder / f"seed{seed}.pt"
-        if path.is_file():
-            check_fitted(path, graphs, settings)
-        else:
-            with progress(f"fit, seed {seed}", "step") as watch:
-                fit(graphs, settings, seed, path, watch)
+    state, status = calls.run_study(Fit(graphs, settings, args.seeds, Path(args.out)), args, "fit", "seed")
     per_head, heads = parameter_count(graphs, settings), graphs.about["heads"]
-    print(
-        f"{len(args.seeds)} seeds in {folder}; {per_head} parameters per head, {per_head * heads:,} per layer of "
-        f"{heads} heads"
-    )
+    if state.results:
+        print(
+            f"{len(state.results)} seeds in {args.out}; {per_head} parameters per head, {per_head * heads:,} per layer "
+            f"of {heads} heads"
+        )
+    return status
 
 
 # ------------------------------------------------------------------------------------------------------------ evaluate
-def _evaluate_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_pattern(parser)
-    _add_quality(parser)
-
-
-def _evaluate(args: argparse.Namespace) -> None:
+def _evaluate(args: Namespace) -> None:
     from ..studies.sparsefinder.experiments import evaluate
     from ..studies.sparsefinder.extraction import Graphs
     from ..studies.sparsefinder.grids import Point, read_options
@@ -137,109 +70,46 @@ def _evaluate(args: argparse.Namespace) -> None:
         rows.append(row)
         print("  ".join(f"{name} {value:.4f}" for name, value in row.items() if isinstance(value, float)))
     content = {"rows": rows, "gold_sparsity": gold_sparsity(graphs, sentences), "sentences": len(sentences)}
-    write_json(make_folder(args.out) / "evaluate.json", _signed(content, args), "--out")
+    write_json(make_folder(args.out) / "evaluate.json", {**_about(args), **content}, "--out")
 
 
 # -------------------------------------------------------------------------------------------------------------- pareto
-def _pareto_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_graphs(parser)
-    _add_global(parser)
-    parser.add_argument(
-        "--grid", default="union", metavar="NAME",
-        help="section5 or c2 of the paper, union of both and of what was released, small (default: union)",
-    )  # fmt: skip
-    parser.add_argument("--mechanisms", nargs="+", metavar="NAME", help="(default: all patterns that serve the block)")
-    parser.add_argument(
-        "--windows", type=int, nargs="+", metavar="W", help="(default: those of the paper for the block)"
-    )
-    parser.add_argument(
-        "--quality-points", type=int, default=12, metavar="N",
-        help="with --data: score this many points of each pattern, along its front (default: 12)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--set", nargs="+", default=[], metavar="NAME=VALUE", dest="options",
-        help="an option for all patterns that have it, as in sparsefinder_distance=squared or sparsefinder_nearest=2",
-    )  # fmt: skip
-    parser.add_argument("--note", metavar="TEXT", help="a line above the tables")
-    _add_quality(parser)
-
-
-def _pareto(args: argparse.Namespace) -> None:
-    from ..studies.sparsefinder.experiments import score_fronts, write_curves
+def _pareto(args: Namespace) -> int:
     from ..studies.sparsefinder.extraction import Graphs
     from ..studies.sparsefinder.grids import patterns, points, windows_of, with_options
-    from ..studies.sparsefinder.quality import KeptScores
-    from ..studies.sparsefinder.report import recall_table
-    from ..studies.sparsefinder.sweep import Sweep, evaluated, gold_sparsity
-    from ..studies.sparsefinder.sweep import run as sweep_all
+    from ..studies.sparsefinder.study import Pareto
+    from ..studies.sparsefinder.sweep import Sweep
 
     graphs = Graphs(args.graphs)
     block = graphs.about["block"]
     chosen = [with_options(point, args.options) for point in points(args.grid, args.mechanisms or patterns(), block)]
     sweep = Sweep(chosen, args.windows or windows_of(block), args.ends, args.fitted)
-    folder, test = make_folder(args.out), _test(args, graphs)
-    scores = None if test is None else KeptScores(test, folder, graphs.about["fingerprints"])
-    with progress("recall", "point") as watch:
-        rows = sweep_all(graphs, sweep, folder, args.sentences, watch)
-    sentences = evaluated(graphs, args.fitted, args.sentences)
-    gold: dict[str, Any] = {"sparsity": gold_sparsity(graphs, sentences), "recall": 1.0}
-    scored = []
-    if scores is not None and args.quality_points:
-        gold |= scores.full()
-        with progress("quality", "point") as watch:
-            scored = score_fronts(scores, sweep, rows, gold["sparsity"], args.quality_points, watch)
-    text = write_curves(folder, block, sweep, rows, scored, gold, args.note)
-    content = {"gold": gold, "recall_at_sparsity": recall_table(rows), "quality": scored, "sentences": len(sentences)}
-    write_json(folder / "curves.json", _signed(content, args), "--out")
-    print(text)
+    numbers = (args.sentences, args.quality_points, args.note)
+    study = Pareto(Path(args.out), sweep, _test(args, graphs), _about(args), graphs, *numbers)
+    return _run_scoring(study, args, "pareto")
+
+
+def _run_scoring(study: Pareto | Blocks, args: Namespace, title: str) -> int:
+    _, status = calls.run_study(study, args, title, "point")
+    if study.text:
+        print(study.text)
+    return status
 
 
 # -------------------------------------------------------------------------------------------------------------- blocks
-def _blocks_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_teacher(parser)
-    parser.add_argument("--fitted", metavar="FILE", help="a file of `leapformer sparsefinder fit --blocks 2 4 8 16`")
-    parser.add_argument("--out", required=True, metavar="DIR", help="for the results; the same command resumes there")
-    parser.add_argument("--grid", default="union", metavar="NAME", help="union, the paper's, or small (default: union)")
-    parser.add_argument(
-        "--mechanisms", nargs="+", metavar="NAME",
-        default=["sparsefinder-block1", "sparsefinder-block2", "entmax-bigbird-blocks"],
-        help="(default: sparsefinder-block1 sparsefinder-block2 entmax-bigbird-blocks)",
-    )  # fmt: skip
-    parser.add_argument("--subset", default="test", metavar="NAME", help="of the data (default: test)")
-    parser.add_argument("--limit", type=int, default=500, metavar="N", help="score at most N samples (default: 500)")
-    parser.add_argument("--batch", type=int, default=8, metavar="N", help="samples of a batch (default: 8)")
-
-
-def _blocks(args: argparse.Namespace) -> None:
-    from ..studies.sparsefinder.experiments import score_blocks, write_blocks
+def _blocks(args: Namespace) -> int:
     from ..studies.sparsefinder.grids import block_points
-    from ..studies.sparsefinder.quality import KeptScores, Scored
-    from ..studies.sparsefinder.sweep import Sweep, digest
+    from ..studies.sparsefinder.quality import Scored
+    from ..studies.sparsefinder.study import Blocks
+    from ..studies.sparsefinder.sweep import Sweep
 
     sweep = Sweep(block_points(args.grid, args.mechanisms), [0], "none", [args.fitted] if args.fitted else [])
     test = Scored(args.path, args.data, "encoder-self", args.subset, batch=args.batch, limit=args.limit)
-    folder = make_folder(args.out)
-    scores = KeptScores(test, folder, [digest(path) for path in (args.path, *sweep.files)])
-    full = scores.full()
-    with progress("blocks", "point") as watch:
-        rows = score_blocks(scores, sweep, watch)
-    write_json(folder / "blocks.json", _signed({"full": full, "rows": rows}, args), "--out")
-    print(write_blocks(folder, rows, full))
+    return _run_scoring(Blocks(Path(args.out), sweep, test, _about(args)), args, "blocks")
 
 
 # ---------------------------------------------------------------------------------------------------------------- draw
-def _draw_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_pattern(parser)
-    parser.add_argument(
-        "--sentence", type=int, default=0, metavar="N",
-        help="index among the sentences held out from the fit, from 0 (default: 0)",
-    )  # fmt: skip
-    parser.add_argument("--layer", type=int, metavar="N", help="from 1 (default: all)")
-    parser.add_argument("--head", type=int, metavar="N", help="from 0 (default: all)")
-    parser.add_argument("--most", type=int, default=40, metavar="N", help="tokens, at most (default: 40)")
-
-
-def _draw_graphs(args: argparse.Namespace) -> None:
+def _draw_graphs(args: Namespace) -> None:
     from ..studies.sparsefinder.experiments import draw_graphs
     from ..studies.sparsefinder.extraction import Graphs
     from ..studies.sparsefinder.grids import Point, read_options
@@ -265,23 +135,7 @@ def _draw_graphs(args: argparse.Namespace) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- tags
-def _tags_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_graphs(parser)
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--tags", metavar="FILE",
-        help="a word, a tab and its tag on each line, and an empty line after each sentence, for the lines of "
-        "text.txt, which the command writes to --out",
-    )  # fmt: skip
-    source.add_argument("--spacy", metavar="PIPELINE", help="tag with this installed pipeline, as en_core_web_sm")
-    parser.add_argument("--centroids", type=int, default=8, metavar="N", help="of each head, as fitted (default: 8)")
-    parser.add_argument("--most", type=int, default=12, metavar="N", help="tags; rarer ones are joined (default: 12)")
-    parser.add_argument(
-        "--vocabulary", metavar="DIR", help="where subwords are numbers: the folder with encoder.json and vocab.bpe"
-    )
-
-
-def _tags(args: argparse.Namespace) -> None:
+def _tags(args: Namespace) -> None:
     from ..studies.sparsefinder import tags
     from ..studies.sparsefinder.extraction import Graphs
     from ..studies.sparsefinder.pictures import draw_tags
@@ -307,54 +161,7 @@ def _tags(args: argparse.Namespace) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- shared
-def _add_teacher(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", metavar="DATA", help="the folder of binary data")
-    parser.add_argument(
-        "--path", required=True, metavar="CHECKPOINT", help="the teacher: a model with entmax attention"
-    )
-
-
-def _add_pattern(parser: argparse.ArgumentParser) -> None:
-    _add_graphs(parser)
-    _add_global(parser)
-    parser.add_argument("--mechanism", required=True, metavar="NAME", help="a pattern, as sparsefinder-distance")
-    parser.add_argument(
-        "--set", nargs="+", default=[], metavar="NAME=VALUE", dest="options",
-        help="its options, as in sparsefinder_threshold=1.5",
-    )  # fmt: skip
-    parser.add_argument("--window", type=int, default=0, metavar="W", help="an odd number, or 0 for none (default: 0)")
-
-
-def _add_graphs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("graphs", metavar="GRAPHS", help="a folder of `leapformer sparsefinder extract`")
-    parser.add_argument(
-        "--fitted",
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="the files of `leapformer sparsefinder fit`, one for each seed",
-    )
-    parser.add_argument("--out", required=True, metavar="DIR", help="for the results; the same command resumes there")
-    parser.add_argument(
-        "--sentences", type=int, metavar="N", help="measure at most N (default: all that were not fitted to)"
-    )
-
-
-def _add_global(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--global", choices=("none", "first", "both"), default="first", dest="ends",
-        help="tokens with all edges, in every pattern (default: first)",
-    )  # fmt: skip
-
-
-def _add_quality(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", metavar="DATA", help="also score perplexity or BLEU on this folder of binary data")
-    parser.add_argument("--subset", default="test", metavar="NAME", help="of --data (default: test)")
-    parser.add_argument("--references", metavar="FILE", help="for BLEU: a detokenised line for each sentence")
-    parser.add_argument("--limit", type=int, metavar="N", help="score at most N sentences (default: all)")
-
-
-def _test(args: argparse.Namespace, graphs: Any) -> Scored | None:
+def _test(args: Namespace, graphs: Any) -> Scored | None:
     from ..studies.sparsefinder.quality import Scored
 
     if args.data is None:
@@ -371,19 +178,126 @@ def _test(args: argparse.Namespace, graphs: Any) -> Scored | None:
     )
 
 
-def _signed(content: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+def _about(args: Namespace) -> dict[str, Any]:
+    """What a file of results begins with."""
     from ..support.signature import environment, signature
 
-    options = {name: value for name, value in vars(args).items() if name != "run"}
-    return {"signature": signature(), "environment": environment(), "options": options, **content}
+    options = {name: value for name, value in vars(args).items() if name not in ("run", "jobs", "dry_run", "only")}
+    return {"signature": signature(), "environment": environment(), "options": options}
 
 
+OUT = "--out DIR!  for the results; the same command resumes there"
+TEACHER = """
+data DATA               the folder of binary data
+--path CHECKPOINT!      the teacher: a model with entmax attention
+"""
+GRAPHS = "graphs GRAPHS  a folder of `leapformer sparsefinder extract`"
+FITTED = f"""
+{GRAPHS}
+--fitted FILE... =      the files of `leapformer sparsefinder fit`, one for each seed
+{OUT}
+--sentences N:int       measure at most N (default: all that were not fitted to)
+"""
+GLOBAL = "--global (none|first|both) -> ends = first  tokens with all edges, in every pattern"
+PATTERN = f"""
+{FITTED}
+{GLOBAL}
+--mechanism NAME!       a pattern, as sparsefinder-distance
+--set NAME=VALUE... -> options =  its options, as in sparsefinder_threshold=1.5
+--window W:int = 0      an odd number, or 0 for none
+"""
+QUALITY = """
+--data DATA             also score perplexity or BLEU on this folder of binary data
+--subset NAME = test    of --data
+--references FILE       for BLEU: a detokenised line for each sentence
+--limit N:int           score at most N sentences (default: all)
+"""
+SETTINGS = "\n".join(
+    f"--{name} X:{type(getattr(DEFAULT, name)).__name__} = {getattr(DEFAULT, name)}  {text}"
+    for name, text in {
+        "dimensions": "dimensions r to which queries and keys are projected",
+        "margin": "margin of the loss",
+        "lr": "learning rate of Adam",
+        "l2": "weight decay",
+        "batch": "sentences of an update",
+        "epochs": "passes over the sentences",
+        "clip": "largest norm of the gradient",
+        "part": "share of the sentences to fit to; the rest is for evaluation",
+        "points": "queries and keys of a head that are clustered; 0: all",
+    }.items()
+)
+EXTRACT = f"""
+{TEACHER}
+--block BLOCK!          encoder-self, decoder-self or decoder-cross
+--out DIR!              for the graphs; the same command resumes there
+--subset NAME = train   of the data
+--sentences N:int = 1000  how many
+--min-length N:int = 21  leave out sentences of fewer tokens, the mark of the end among them
+--seed N:int = 1        of the choice of sentences
+"""
+FIT = f"""
+{GRAPHS}
+--out DIR!              for seed1.pt, ...; finished ones are kept
+--seeds N...:int = 1 2 3
+{SETTINGS}
+--blocks Z...:int =     fit sparsefinder-block1 and -block2, too, for blocks of so many tokens
+--loss {choice(LOSSES)} = {DEFAULT.loss}  of each edge and one other key (triple, the paper), or of sums per query
+                        (query, the released code)
+--projections {choice(PROJECTIONS)} = {DEFAULT.projections}  one for queries and keys (shared, the paper), or one each
+                        (separate, the released code)
+--jobs N:int = 1        seeds at once, one thread each
+{calls.study_options("seeds")}
+"""
+PARETO = f"""
+{FITTED}
+{GLOBAL}
+--grid NAME = union     section5 or c2 of the paper, union of both and of what was released, small
+--mechanisms NAME...    (default: all patterns that serve the block)
+--windows W...:int      (default: those of the paper for the block)
+--quality-points N:int = 12  with --data: score this many points of each pattern, along its front
+--set NAME=VALUE... -> options =  an option for all patterns that have it, as in sparsefinder_distance=squared or
+                        sparsefinder_nearest=2
+--note TEXT             a line above the tables
+{QUALITY}
+--jobs N:int = 1        points at once, one thread each
+{calls.study_options("points")}
+"""
+BLOCKS = f"""
+{TEACHER}
+--fitted FILE           a file of `leapformer sparsefinder fit --blocks 2 4 8 16`
+{OUT}
+--grid NAME = union     union, the paper's, or small
+--mechanisms NAME... = sparsefinder-block1 sparsefinder-block2 entmax-bigbird-blocks
+--subset NAME = test    of the data
+--limit N:int = 500     score at most N samples
+--batch N:int = 8       samples of a batch
+{calls.study_options("points")}
+"""
+DRAW = f"""
+{PATTERN}
+--sentence N:int = 0    index among the sentences held out from the fit, from 0
+--layer N:int           from 1 (default: all)
+--head N:int            from 0 (default: all)
+--most N:int = 40       tokens, at most
+"""
+TAGS = f"""
+{FITTED}
+--tags FILE             a word, a tab and its tag on each line, and an empty line after each sentence, for the lines of
+                        text.txt, which the command writes to --out
+| --spacy PIPELINE      tag with this installed pipeline, as en_core_web_sm
+--centroids N:int = 8   of each head, as fitted
+--most N:int = 12       tags; rarer ones are joined
+--vocabulary DIR        where subwords are numbers: the folder with encoder.json and vocab.bpe
+"""
 STEPS = {
-    "extract": (_extract_arguments, "write a teacher's queries, keys and graphs to disk", _extract),
-    "fit": (_fit_arguments, "fit projections and centroids to them", _fit),
-    "evaluate": (_evaluate_arguments, "sparsity, recall and quality of one pattern", _evaluate),
-    "draw": (_draw_arguments, "a predicted graph and its attention, head by head, with the gold edges", _draw_graphs),
-    "tags": (_tags_arguments, "parts of speech in the buckets of sparsefinder-kmeans", _tags),
-    "blocks": (_blocks_arguments, "seconds and perplexity of a masked language model over chosen blocks", _blocks),
-    "pareto": (_pareto_arguments, "all patterns of a grid: tables and curves", _pareto),
+    name: Step(text, options, calls.owning(run))
+    for name, text, options, run in (
+        ("extract", "write a teacher's queries, keys and graphs to disk", EXTRACT, _extract),
+        ("fit", "fit projections and centroids to them", FIT, _fit),
+        ("evaluate", "sparsity, recall and quality of one pattern", PATTERN + QUALITY, _evaluate),
+        ("draw", "a predicted graph and its attention, head by head, with the gold edges", DRAW, _draw_graphs),
+        ("tags", "parts of speech in the buckets of sparsefinder-kmeans", TAGS, _tags),
+        ("blocks", "seconds and perplexity of a masked language model over chosen blocks", BLOCKS, _blocks),
+        ("pareto", "all patterns of a grid: tables and curves", PARETO, _pareto),
+    )
 }

@@ -1,12 +1,10 @@
-"""`leapformer stream`: as `runtime.commands.stream`, also with checkpoints."""
+"""`leapformer stream`: translate a recording or standard input live in the terminal."""
 
 from argparse import Namespace
 
 from ..runtime.commands import stream
-from ..runtime.commands.stream import HELP, add_arguments
+from ..runtime.commands.stream import OPTIONS as OPTIONS
 from ..simul.live import load_sessions
-
-__all__ = ["HELP", "add_arguments", "run"]
 
 
 def run(args: Namespace) -> int:

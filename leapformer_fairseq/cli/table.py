@@ -1,4 +1,4 @@
-"""`leapformer table`: the scores of a text recipe's runs, averaged over seeds and compared with softmax."""
+"""`leapformer table`: compare the scored runs of a recipe."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..scoring.pictures.runs import draw_runs
+from ..scoring.pictures.scores import runs_figure
 from ..scoring.runs import check_order, collect_runs, compare, order_sentence, runs_table
+from ..scoring.table import bullets, page, signed
 from ..support.files import write_json, write_text
 from ..support.signature import signature
 
 HELP = "compare the scored runs of a recipe: table, JSON and picture"
 
-PICTURE = "table.png"
+PICTURE = "table.svg"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
     parser.add_argument(
-        "folder", metavar="DIR", help="the --out folder of a recipe for text; gets table.md, table.json, table.png"
+        "folder", metavar="DIR", help="the --out folder of a recipe for text; gets table.md, table.json, table.svg"
     )
     parser.add_argument(
         "--also",
@@ -50,47 +51,44 @@ def run(args: argparse.Namespace) -> int:
     runs = collect_runs(folder, args.also)
     rows = compare(runs, args.rows)
     checks = [check_order(runs, expected) for expected in args.expect]
-    table_signature = signature()
     content = {
         "title": args.title,
         "notes": args.note,
         "rows": rows,
         "expected": checks,
         "runs": runs,
-        "signature": table_signature,
+        "signature": signature(),
     }
     write_json(folder / "table.json", content)
-    write_text(folder / "table.md", _markdown(args.title, args.note, rows, checks, runs, table_signature))
-    draw_runs(rows, args.title, folder / PICTURE)
+    picture = runs_figure(rows, args.title).save(folder / PICTURE, "scores by attention")
+    write_text(folder / "table.md", _markdown(content, picture))
     print(runs_table(rows))
     for check in checks:
         print(order_sentence(check))
     return 0
 
 
-def _markdown(
-    title: str,
-    notes: Sequence[str],
-    rows: Sequence[dict[str, Any]],
-    checks: Sequence[dict[str, Any]],
-    runs: Sequence[dict[str, Any]],
-    table_signature: str,
-) -> str:
-    parts = [f"# {title}", "", runs_table(rows, "github"), "", f"![scores by attention]({PICTURE})", ""]
-    for check in checks:
-        parts += [order_sentence(check), ""]
-    for note in (*notes, *_legend(rows)):
-        parts += [note, ""]
+def _markdown(content: dict[str, Any], picture: str) -> str:
+    rows, runs = content["rows"], content["runs"]
     by_options: dict[str, list[str]] = {}
     for row in rows:
         by_options.setdefault(row["options"], []).append(row["attention"])
-    parts += ["Options of the runs:", ""]
-    parts += [f"* {', '.join(dict.fromkeys(names))}: `{options}`" for options, names in by_options.items()]
-    signatures = {name: text for run in runs for name, text in run["signatures"].items()}
-    parts += ["", "Signatures:", "", *(f"* {name}: `{text}`" for name, text in signatures.items())]
+    options = [f"{', '.join(dict.fromkeys(names))}: `{text}`" for text, names in by_options.items()]
+    signatures = signed({name: text for run in runs for name, text in run["signatures"].items()})
     scored_with = {run["model"]["signature"] for run in runs if "signature" in run["model"]}
-    parts += [f"* scored with: `{text}`" for text in sorted(scored_with)]
-    return "\n".join([*parts, f"* this table: `{table_signature}`", ""])
+    signatures += [f"scored with: `{text}`" for text in sorted(scored_with)]
+    return page(
+        f"# {content['title']}",
+        runs_table(rows).markdown(),
+        picture,
+        *map(order_sentence, content["expected"]),
+        *content["notes"],
+        *_legend(rows),
+        "Options of the runs:",
+        bullets(options),
+        "Signatures:",
+        bullets([*signatures, f"this table: `{content['signature']}`"]),
+    )
 
 
 def _legend(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`leapformer tts`: as `runtime.commands.tts`, also with checkpoints, manifests, neural vocoders and pictures."""
+"""`leapformer tts`: speak text, phonemes or a manifest with a trained model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any
 
 from ..runtime.acoustics.vocoder import Vocoder
 from ..runtime.commands import tts
-from ..runtime.commands.tts import HELP, add_arguments
+from ..runtime.commands.tts import OPTIONS as OPTIONS
 from ..runtime.spoken import Manifests, Script, Utterance, Voice
 from ..support.files import paths_beside
-
-__all__ = ["HELP", "add_arguments", "run"]
 
 
 def run(args: Namespace) -> int:
@@ -47,6 +45,6 @@ class _Training:
         return load_hifigan(checkpoint, config)
 
     def draw(self, utterance: Utterance, script: Script, path: Path) -> None:
-        from ..scoring.pictures.utterances import draw_utterance
+        from ..scoring.pictures.heatmaps import draw_utterance
 
         draw_utterance(utterance, script, path)

@@ -19,6 +19,7 @@ from ..runtime.audio import INT16_SCALE, SAMPLE_RATE, read_speech
 from ..support.errors import LeapformerError
 from ..support.files import replacing
 from ..support.lines import read_lines
+from ..support.options import at_least
 from .corpus.synthesize import coloured_noise
 from .manifests import read_manifest
 from .recordings import Recording, need_file
@@ -44,8 +45,7 @@ class Joining:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        if self.talks < 1:
-            raise LeapformerError(f"--talks {self.talks}: give at least 1")
+        at_least(1, talks=self.talks)
         if not 0 < self.minutes < float("inf"):
             raise LeapformerError(f"--minutes {self.minutes:g}: give a length above 0")
         if not -float("inf") < self.gap_s[0] <= self.gap_s[1] < float("inf"):

@@ -6,12 +6,22 @@ import sys
 from pathlib import Path
 
 from ..support import ending
-from ..support.errors import LeapformerError, explained
+from ..support.errors import explained
 from ..support.lines import decoded
+from ..support.options import add_options, at_least, parse
 from .beam import Search, go_on, translate
 from .engine import Graphs
 from .folder import LANGUAGE, SPEECH, SYNTHESIS, Folder
 from .text import subwords_of
+
+OPTIONS = """
+folder DIR:path         an exported model; from or to speech: DIR --help tells more; or demo: the bundled one
+--beam N:int = 5        hypotheses
+--max-len-a A:float = 0  a target has at most A times as many subwords as
+--max-len-b B:int = 200  its source, and B (default: 0 and 200)
+--length-penalty X:float = 1
+--threads N:int = 1
+"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,47 +41,29 @@ def _demo(argv: list[str]) -> int:
     """As `leapformer demo`."""
     from .commands import demo
 
-    parser = ending.Parser(prog="python -m leapformer_fairseq.runtime demo", description=demo.HELP)
-    demo.add_arguments(parser)
-    return demo.run(parser.parse_args(argv))
+    return demo.run(parse(demo, argv, "python -m leapformer_fairseq.runtime demo"))
 
 
 def _speech(argv: list[str]) -> int:
     """As `leapformer stream`, whose options these are."""
     from .commands import stream
 
-    parser = ending.Parser(prog="python -m leapformer_fairseq.runtime DIR", description=stream.HELP)
-    stream.add_arguments(parser)
-    return stream.run(parser.parse_args(["--checkpoint", *argv]))
+    return stream.run(parse(stream, ["--checkpoint", *argv], "python -m leapformer_fairseq.runtime DIR"))
 
 
 def _speaking(argv: list[str]) -> int:
     """As `leapformer tts`, whose options these are."""
     from .commands import tts
 
-    parser = ending.Parser(prog="python -m leapformer_fairseq.runtime DIR", description=tts.HELP)
-    tts.add_arguments(parser)
-    return tts.run(parser.parse_args(["--path", *argv]))
+    return tts.run(parse(tts, ["--path", *argv], "python -m leapformer_fairseq.runtime DIR"))
 
 
 def _text(argv: list[str]) -> int:
     """Standard input, line by line: sources to translate, or prompts."""
     parser = ending.Parser(prog="python -m leapformer_fairseq.runtime", description=__doc__)
-    add = parser.add_argument
-    add(
-        "folder",
-        metavar="DIR",
-        type=Path,
-        help="an exported model; from or to speech: DIR --help tells more; or demo: the bundled one",
-    )
-    add("--beam", type=int, default=5, metavar="N", help="hypotheses (default: %(default)s)")
-    add("--max-len-a", type=float, default=0.0, metavar="A", help="a target has at most A times as many subwords as")
-    add("--max-len-b", type=int, default=200, metavar="B", help="its source, and B (default: 0 and 200)")
-    add("--length-penalty", type=float, default=1.0, metavar="X", help="(default: %(default)s)")
-    add("--threads", type=int, default=1, metavar="N", help="(default: %(default)s)")
+    add_options(parser, OPTIONS, {})
     args = parser.parse_args(argv)
-    if args.beam < 1:
-        raise LeapformerError(f"--beam {args.beam}: give at least 1")
+    at_least(1, beam=args.beam)
     options = Search(args.beam, args.max_len_a, args.max_len_b, penalty=args.length_penalty)
     graphs = Graphs(Folder.read(args.folder), args.threads)
     cut, joined = subwords_of(graphs.folder)

@@ -11,11 +11,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
 from ..support.errors import LeapformerError
 from ..support.files import read_json
 from .names import run_title
+from .table import Column, Table
 
 # column of the table -> key of the row
 COLUMNS = {
@@ -34,7 +33,7 @@ COLUMNS = {
     "perplexity": "perplexity",
 }
 
-_FORMATS = {
+FORMS = {
     **dict.fromkeys(("BLEU", "chrF", "rare_recall"), ".1f"),
     **dict.fromkeys(("AP", "perplexity"), ".2f"),
     **dict.fromkeys(("compute", "without_prenet"), ".3f"),
@@ -93,13 +92,10 @@ def _threads(scores: dict[str, Any]) -> int | None:
     return int(match[1]) if match else None
 
 
-def table(comparison: dict[str, Any], style: str = "simple") -> str:
-    """Format a comparison, one line per system and k; style "github" is Markdown."""
-    rows = [(system["title"], row) for system in comparison["systems"].values() for row in system["rows"]]
-    optional = ("rare_recall", "YAAL", "AL_CA", "compute", "without_prenet", "perplexity")  # shown if any run has them
-    columns = {
-        title: key for title, key in COLUMNS.items() if key not in optional or any(row.get(key) for _, row in rows)
-    }
-    lines = [[name, row["k"], row["sentences"], *(row.get(key) for key in columns.values())] for name, row in rows]
-    formats = ("", "", "", *(_FORMATS.get(key, ".0f") for key in columns.values()))
-    return tabulate(lines, headers=["attention", "k", "sentences", *columns], tablefmt=style, floatfmt=formats)
+def table(comparison: dict[str, Any]) -> Table:
+    """The table of a comparison, one line per system and k."""
+    rows = [{"system": system["title"], **row} for system in comparison["systems"].values() for row in system["rows"]]
+    optional = ("rare_recall", "YAAL", "AL_CA", "compute", "without_prenet", "perplexity")
+    columns = [Column("system", "attention"), Column("k"), Column("sentences")]
+    columns += [Column(key, title, FORMS.get(key, ".0f"), optional=key in optional) for title, key in COLUMNS.items()]
+    return Table(rows, columns)

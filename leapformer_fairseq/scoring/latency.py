@@ -117,13 +117,13 @@ def simultaneity(instances: Sequence[Instance], unit: str = "word") -> dict[str,
     return {"SWF": swf, "EFSW": efsw, "DSPTV": efsw - swf}
 
 
-def latency_scores(instance: Instance, unit: str = "word") -> dict[str, float] | None:
+def latency_scores(instance: Instance, unit: str = "word") -> dict[str, float]:
     """All latencies of an utterance, plain and, if computation was timed, computation-aware (`_CA`).
 
-    None if nothing was written.
+    There are none if nothing was written.
     """
     if not instance.delays:
-        return None
+        return {}
     reference_units = _units(instance.reference, unit)
     scores: dict[str, float] = {}
     timed = instance.elapsed != instance.delays  # batched decoding has no time per utterance

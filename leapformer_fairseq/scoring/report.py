@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..runtime.formats.runlog import read_compute, read_instances
+from ..runtime.formats.runlog import Instance, read_compute, read_instances
 from .latency import latency_scores, simultaneity
 from .marks import below_twins, length_ratio, marks
-from .quality import quality
+from .quality import QualityScore, quality
 
 
 def score_run(
@@ -32,40 +33,54 @@ def score_run(
 
     Raises LeapformerError as `runlog.read_instances` and `quality.quality` do.
     """
-    instances = read_instances(output, unit)
-    predictions = [instance.prediction for instance in instances]
-    references = [instance.reference for instance in instances]
-    qualities = quality(predictions, references, tokenize, training)
+    instances, compute = read_instances(output, unit), read_compute(output)
+    texts = [instance.prediction for instance in instances], [instance.reference for instance in instances]
     latencies = [latency_scores(instance, unit) for instance in instances]
-    measured = [scores for scores in latencies if scores is not None]
-    timed = all("AL_CA" in scores for scores in measured)  # a mean over some of the utterances would mislead
-    names = dict.fromkeys(name for scores in measured for name in scores if timed or not name.endswith("_CA"))
-    means = {name: fmean(scores[name] for scores in measured if name in scores) for name in names}
-    compute = read_compute(output)
-    shares, lengths = simultaneity(instances, unit), length_ratio(predictions, references)
-    return {
-        "scores": {
-            **{score.name: score.value for score in qualities},
-            **means,
-        },
-        "simultaneity": shares,
-        "length_ratio": lengths,
-        "marks": [*marks(lengths, means.get("AL"), shares), *below_twins(means)],
-        "signatures": {score.name: score.signature for score in qualities},
+    timed = all("AL_CA" in scores for scores in latencies if scores)  # a mean over some of the utterances would mislead
+    names = [name for scores in latencies for name in scores if timed or not name.endswith("_CA")]
+    report = combined(instances, quality(*texts, tokenize, training), latencies, names, unit, "AL")
+    return report | {
         "compute": None
         if compute is None
         else {
             **asdict(compute),
             "seconds_per_second": compute.seconds_per_second,
             "without_prenet": compute.without_prenet,
-        },
+        }
+    }
+
+
+def combined(
+    instances: Sequence[Instance],
+    qualities: Sequence[QualityScore],
+    latencies: Sequence[dict[str, float]],
+    names: Iterable[str],
+    unit: str,
+    lagging: str,
+) -> dict[str, Any]:
+    """What the reports of utterances and talks have in common; see `score_run` for the keys.
+
+    `latencies` are those of each instance, `names` those to average, and `lagging` the one that is marked if negative.
+    """
+    values_of = {name: [scores[name] for scores in latencies if name in scores] for name in dict.fromkeys(names)}
+    means = {name: fmean(values) for name, values in values_of.items() if values}
+    lengths = length_ratio([one.prediction for one in instances], [one.reference for one in instances])
+    shares = simultaneity(instances, unit)
+    return {
+        "scores": {**{score.name: score.value for score in qualities}, **means},
+        "simultaneity": shares,
+        "length_ratio": lengths,
+        "marks": [*marks(lengths, means.get(lagging), shares, lagging), *below_twins(means)],
+        "signatures": {score.name: score.signature for score in qualities},
         "n_instances": len(instances),
-        "n_empty": len(instances) - len(measured),
+        "n_empty": sum(not instance.delays for instance in instances),
         "unit": unit,
         "instances": [
-            {"index": instance.index}
-            | {score.name: score.per_sentence[rank] for score in qualities}
-            | (latencies[rank] or {})
+            {
+                "index": instance.index,
+                **{score.name: score.per_sentence[rank] for score in qualities},
+                **latencies[rank],
+            }
             for rank, instance in enumerate(instances)
         ],
     }

@@ -9,13 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
-
-from tabulate import tabulate
 
 from ..support.errors import LeapformerError
 from ..support.files import read_json
+from .table import Column, Table, differences, spread
 
 BASELINE = "softmax"
 SMALLER_IS_BETTER = ("perplexity", "bits", "loss", "L1", "MSE", "end")
@@ -79,12 +77,14 @@ def compare(runs: Sequence[Mapping[str, Any]], order: Sequence[str] = ()) -> lis
     for run in runs:
         groups.setdefault((run["set"], run["options"], run["attention"]), []).append(run)
     rows = [_row(*key, group) for key, group in groups.items()]
-    for row in rows:
-        alike = [other for other in rows if (other["set"], other["options"]) == (row["set"], row["options"])]
-        baseline = next((other for other in alike if other["attention"] == BASELINE), None)
-        name = row["measure"]
-        difference = row["scores"][name]["mean"] - baseline["scores"][name]["mean"] if baseline else None
-        row["difference"] = None if baseline is row else difference
+    to_baseline = differences(
+        rows,
+        lambda row: row["scores"][row["measure"]],
+        lambda row: row["attention"] == BASELINE,
+        lambda row: (row["set"], row["options"]),
+    )
+    for row, difference in zip(rows, to_baseline, strict=True):
+        row["difference"] = difference
     places = {name: place for place, name in enumerate(order)}
     return sorted(rows, key=lambda row: (row["set"], places.get(row["attention"], len(places))))
 
@@ -96,25 +96,18 @@ def _row(test_set: str, options: str, attention: str, runs: Sequence[Mapping[str
         raise LeapformerError(
             f"{runs[0]['run']}/{test_set} has none of the scores {', '.join(MEASURES)}; score it again"
         )
-    values = {name: [run["scores"][name] for run in runs] for name in names}
+    losses = spread(run["model"].get("valid_loss") for run in runs)
     return {
         "set": test_set,
         "attention": attention,
         "options": options,
         "seeds": [run["seed"] for run in runs],
         "measure": names[0],
-        "scores": {
-            name: {"mean": fmean(seeds), "min": min(seeds), "max": max(seeds)} for name, seeds in values.items()
-        },
+        "scores": {name: spread(run["scores"][name] for run in runs) for name in names},
         "epochs": [run["model"].get("epoch") for run in runs],
         "parameters": runs[0]["model"].get("parameters"),
-        "valid_loss": _mean([run["model"].get("valid_loss") for run in runs]),
+        "valid_loss": losses and losses["mean"],
     }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return fmean(numbers) if numbers else None
 
 
 def check_order(runs: Sequence[Mapping[str, Any]], expected: Sequence[str]) -> dict[str, Any]:
@@ -154,37 +147,25 @@ def order_sentence(check: Mapping[str, Any]) -> str:
     expected = f"{sign.join(check['expected'])} in {check['measure']}"
     if check["missing"]:
         return f"Expected: {expected}. Not known: no run, or several different ones, of {', '.join(check['missing'])}."
-    means = ", ".join(f"{name} {mean:{_FORMATS.get(check['measure'], '.1f')}}" for name, mean in check["means"].items())
+    means = ", ".join(f"{name} {mean:{_form(check['measure'])}}" for name, mean in check["means"].items())
     seeds = f"; it held for {sum(check['seeds'].values())} of {len(check['seeds'])} seeds" if check["seeds"] else ""
     return f"Expected: {expected}. This {'held' if check['held'] else 'did not hold'} in the mean ({means}){seeds}."
 
 
-def runs_table(rows: Sequence[Row], style: str = "simple") -> str:
-    """Format rows of `compare`, one line each; style "github" is Markdown."""
+def runs_table(rows: Sequence[Row]) -> Table:
+    """The table of the rows of `compare`: scores with their range over seeds, and the difference from softmax."""
     names = [name for name in MEASURES if any(name in row["scores"] for row in rows)]
-    headers = ["attention", "seeds", *names, f"to {BASELINE}", "valid loss", "best epoch", "parameters"]
-    lines = [
-        [
-            row["attention"],
-            " ".join(map(str, row["seeds"])),
-            *(_spread(row["scores"].get(name), _FORMATS.get(name, ".1f")) for name in names),
-            "" if row["difference"] is None else f"{row['difference']:+{_FORMATS.get(row['measure'], '.1f')}}",
-            "" if row["valid_loss"] is None else f"{row['valid_loss']:.3f}",
-            " ".join(str(epoch) for epoch in row["epochs"] if epoch is not None),
-            "" if row["parameters"] is None else f"{row['parameters']:,}",
-        ]
-        for row in rows
-    ]
-    if len({row["set"] for row in rows}) > 1:
-        headers.insert(0, "set")
-        lines = [[row["set"], *line] for row, line in zip(rows, lines, strict=True)]
-    align = ["left" if name in ("set", "attention") else "right" for name in headers]
-    return tabulate(lines, headers, tablefmt=style, disable_numparse=True, colalign=align)
+    sets = [Column("set")] if len({row["set"] for row in rows}) > 1 else []
+    columns = [*sets, Column("attention"), Column("seeds")]
+    columns += [Column(f"scores.{name}", name, _form(name)) for name in names]
+    differences = Column(
+        "difference",
+        f"to {BASELINE}",
+        of=lambda row: row["difference"] and f"{row['difference']:+{_form(row['measure'])}}",
+    )
+    columns += [differences, Column("valid_loss", "valid loss", ".3f"), Column("epochs", "best epoch")]
+    return Table(rows, [*columns, Column("parameters", form=",")])
 
 
-def _spread(score: Mapping[str, float] | None, digits: str) -> str:
-    """The mean, and the range if there are several values."""
-    if score is None:
-        return ""
-    mean, least, greatest = (f"{score[name]:{digits}}" for name in ("mean", "min", "max"))
-    return mean if least == greatest else f"{mean} ({least}–{greatest})"
+def _form(measure: str) -> str:
+    return _FORMATS.get(measure, ".1f")

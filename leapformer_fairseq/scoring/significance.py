@@ -15,7 +15,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest
 
 from ..support.errors import LeapformerError
-from .generation import aligned_hypotheses, read_references
+from .outputs import aligned_hypotheses, read_references
 
 SAMPLES = 1_000
 

@@ -14,7 +14,6 @@ from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
-from tabulate import tabulate
 from tqdm import tqdm
 
 from ..runtime.acoustics.mel import MelConfig, log_mel
@@ -23,6 +22,7 @@ from ..runtime.audio import read_speech
 from ..support.errors import LeapformerError
 from ..support.lines import read_table
 from .distortion import Distortion, cepstra, distance, log_spectrum
+from .table import Column, Table
 
 MANIFEST, DESCRIPTION = "manifest.tsv", "run.json"
 COLUMNS = ("id", "text", "audio", "frames", "stopped", "reference", "reference_frames")
@@ -257,16 +257,8 @@ def _corpus(distortions: Sequence[Distortions], kind: Kind) -> Report:
     return {"scores": scores, "alignment": alignment, "n_instances": len(distortions), "reference": kind}
 
 
-def speech_table(rows: Mapping[str, Report], style: str = "simple") -> str:
-    """Format named reports, one line each; style "github" is Markdown."""
-    lines = [
-        [name, report["n_instances"], report["reference"], *(_cell(report["scores"], *of) for of in _TABLE.values())]
-        for name, report in rows.items()
-    ]
-    headers = ["system", "sentences", "reference", *_TABLE]
-    align = ["left", "right", "left", *("right" for _ in _TABLE)]
-    return tabulate(lines, headers, tablefmt=style, disable_numparse=True, colalign=align)
-
-
-def _cell(scores: Mapping[str, float], name: str, digits: str) -> str:
-    return format(scores[name], digits) if name in scores else ""
+def speech_table(reports: Mapping[str, Report]) -> Table:
+    """The table of named reports."""
+    columns = [Column("system"), Column("n_instances", "sentences"), Column("reference")]
+    columns += [Column(f"scores.{name}", title, form) for title, (name, form) in _TABLE.items()]
+    return Table([{"system": name, **report} for name, report in reports.items()], columns)

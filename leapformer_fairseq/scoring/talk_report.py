@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from ..runtime.formats import jsonl
@@ -19,12 +18,10 @@ from ..runtime.formats.streamlog import read_stream_log
 from ..runtime.formats.talks import LOGGED, QUEUED, REPAIRED, Talk, read_talks
 from ..support.errors import LeapformerError
 from ..support.signature import signature
-from .latency import long_form_scores, regime, simultaneity
-from .marks import below_twins, length_ratio, marks
-from .pieces import Piece, cut, read_pieces, write_pieces
-from .quality import QualityScore, bleu, chrf
-from .quality_command import score_by_command
-from .segmentation import read_segments
+from .latency import long_form_scores, regime
+from .pieces import Piece, cut, read_pieces, read_segments, write_pieces
+from .quality import bleu, chrf, score_by_command
+from .report import combined
 
 LATENCIES = ("LongYAAL", "LongLAAL", "LongAL", "LongAP", "LongDAL")
 WAYS = ("", LOGGED, REPAIRED, QUEUED)  # suffixes: without computation, and three ways to count it, see `talks.Talk`
@@ -114,21 +111,15 @@ def score_pieces(pieces: Sequence[Piece], options: TalkOptions) -> dict[str, Any
     n_recordings: recordings with pieces.
     """
     instances = [piece.instance for piece in pieces]
-    predictions = [instance.prediction for instance in instances]
-    references = [instance.reference for instance in instances]
-    quality = [
-        bleu(predictions, references, options.tokenize, SAMPLES),
-        chrf(predictions, references, SAMPLES),
-    ]
+    texts = [instance.prediction for instance in instances], [instance.reference for instance in instances]
+    quality = [bleu(*texts, options.tokenize, SAMPLES), chrf(*texts, SAMPLES)]
     if options.quality_command:
-        quality.append(score_by_command(options.quality_command, predictions, references, options.transcripts))
+        quality.append(score_by_command(options.quality_command, *texts, options.transcripts))
+    names = [name + (way and f"_{way}") for way in WAYS for name in LATENCIES]
     latencies = [_latencies(piece, options.unit) for piece in pieces]
-    order = [name + (way and f"_{way}") for way in WAYS for name in LATENCIES]
-    values_of = {name: [scores[name] for scores in latencies if name in scores] for name in order}
-    means = {name: fmean(values) for name, values in values_of.items() if values}
-    shares, lengths = simultaneity(instances, options.unit), length_ratio(predictions, references)
-    return {
-        "scores": {**{score.name: score.value for score in quality}, **means},
+    report = combined(instances, quality, latencies, names, options.unit, "LongYAAL")
+    means = report["scores"]
+    return report | {
         "intervals": {score.name: score.interval for score in quality if score.interval is not None},
         "StreamLAAL_s": {
             name.removeprefix("LongLAAL").removeprefix("_") or "source heard": value / 1000
@@ -136,22 +127,15 @@ def score_pieces(pieces: Sequence[Piece], options: TalkOptions) -> dict[str, Any
             if name.startswith("LongLAAL")
         },
         "regime": regime(means.get("LongYAAL")),
-        "simultaneity": shares,
-        "length_ratio": lengths,
-        "marks": [
-            *marks(lengths, means.get("LongYAAL"), shares, "LongYAAL"),
-            *_piled_up(means),
-            *below_twins(means),
-        ],
-        "signatures": {score.name: score.signature for score in quality},
+        "marks": [*report["marks"], *_piled_up(means)],
         "signature": signature(
             threads=options.threads, level=options.unit, segmenter=options.segmenter, lang=options.lang
         ),
-        "n_instances": len(pieces),
-        "n_empty": sum(not instance.delays for instance in instances),
         "n_recordings": len({piece.place[0] for piece in pieces}),
-        "unit": options.unit,
-        "instances": [_instance(piece, quality, latencies[rank], rank) for rank, piece in enumerate(pieces)],
+        "instances": [
+            {"docid": piece.place[0], "segid": piece.place[1], **scores}
+            for piece, scores in zip(pieces, report["instances"], strict=True)
+        ],
     }
 
 
@@ -178,11 +162,6 @@ def _latencies(piece: Piece, unit: str) -> dict[str, float]:
         scores = long_form_scores(times, instance.source_length, instance.reference, piece.end, unit)
         latencies |= {name + (way and f"_{way}"): value for name, value in scores.items()}
     return latencies
-
-
-def _instance(piece: Piece, quality: Sequence[QualityScore], latencies: dict[str, float], rank: int) -> dict[str, Any]:
-    about = {"index": piece.instance.index, "docid": piece.place[0], "segid": piece.place[1]}
-    return about | {score.name: score.per_sentence[rank] for score in quality} | latencies
 
 
 def _effort(talks: Sequence[Talk]) -> dict[str, Any]:

@@ -7,18 +7,21 @@ was interrupted or killed is resumed by the same code that runs it.
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
+import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..support.errors import LeapformerError
-from ..support.files import make_folder, owned, read_json, write_json, write_text
+from ..support import files
+from ..support.errors import LeapformerError, first_line
+from ..support.files import InUse, make_folder, owned, read_json, write_json, write_text
 from ..support.processes import pool_of
 from ..support.progress import Watch, unwatched
 from . import trainings
@@ -26,6 +29,9 @@ from .launching import COMMANDS, Launcher, Losses, age_of, record, started_by, t
 
 POLL_S = 0.1  # between two looks at processes, logs and calls
 DONE = "done"
+NOT_STARTED = "not started"
+ERRORS = "error.log"  # in a cell's folder: the traceback of a function that failed
+SHOWN = 20  # names in a message
 
 
 @dataclass(frozen=True)
@@ -33,8 +39,10 @@ class Command:
     """A step that runs a program of this environment as a process.
 
     words:    the arguments of `program`.
+    inline:   for a short command of `leapformer`: run in this process, and nothing is looked at until it has ended.
     log:      the file in the cell's folder to which the output of all attempts is appended.
     launched: for a training: started by the study's launcher, resumed if it dies, with its losses printed.
+    longer:   the option for more updates, which is named if the loss of a launched training still falls at its end.
     threads:  by default one if cells run in parallel, else all cores or the user's OMP_NUM_THREADS.
     tell:     returns what a JSON entry of the log says about the cell, such as an accuracy, or "".
     """
@@ -43,6 +51,8 @@ class Command:
     log: str = "log"
     program: str = "leapformer"
     launched: bool = False
+    inline: bool = False
+    longer: str = ""
     threads: int | None = None
     tell: Callable[[dict[str, Any]], str] | None = None
 
@@ -52,13 +62,14 @@ class Command:
 
 @dataclass(frozen=True)
 class Call:
-    """A step that calls a function of a module, in this process or, with --jobs, in another one.
+    """A step that calls a function of a module, in this process or, with --jobs and unless `inline`, in another one.
 
     The value of a cell's last call is its result, unless the cell collects it.
     """
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
+    inline: bool = False
 
     def __str__(self) -> str:
         arguments = ", ".join(map(repr, self.arguments))
@@ -72,47 +83,73 @@ class Cell:
     name:    unique in the study, for messages and --only.
     steps:   run one after the other; those that resume, such as trainings, go on where they were interrupted.
     result:  the file with the result, below the study's folder; its folder is the cell's, with the logs. It holds a
-             JSON object if its name ends with .json or it has `fields`, else it is an empty mark. By default NAME/done.
+             JSON object if its name ends with .json or it has `fields`, else it is an empty mark, unless a step writes
+             it. By default NAME/done. None for a cell that is run each time, such as a table of all that is there; its
+             folder is the study's.
     collect: makes the content of the result, given the cell's folder, after the last step.
     fields:  keys that a JSON result must have.
     needs:   names of the cells that must be done before.
+    some_of: names of cells that must have ended before, one of which must be done.
     inputs:  files that must exist, or be below the folder of a cell in `needs`, before any work of the study.
+    records: what the options of folders, below the study's, must be; see `Study.lock_cells`.
+    cores:   how many of --jobs it takes.
     alone:   no cell runs beside it, for measurements of time.
     vital:   its failure ends the study.
     tidy:    deletes from the cell's folder, once the result is there, what only resuming needs.
     title:   what it is called for the user; by default its name.
+    whole:   whether a JSON result is complete, for one that its step writes as it grows.
     """
 
     name: str
     steps: tuple[Command | Call, ...]
-    result: str = ""
+    result: str | None = ""
     collect: Callable[[Path], Any] | None = None
     fields: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    some_of: tuple[str, ...] = ()
     inputs: tuple[Path, ...] = ()
+    records: Mapping[str, str] = field(default_factory=dict)
+    cores: int = 1
     alone: bool = False
     vital: bool = False
     tidy: Callable[[Path], None] | None = None
     title: str = ""
+    whole: Callable[[Any], bool] = lambda value: True
 
     def __str__(self) -> str:
         return self.title or self.name
 
     @property
+    def before(self) -> tuple[str, ...]:
+        """The names of all cells that come before."""
+        return (*self.needs, *self.some_of)
+
+    @property
     def is_json(self) -> bool:
-        return bool(self.fields) or self.result.endswith(".json")
+        return bool(self.fields) or (self.result or "").endswith(".json")
 
     def path(self, out: Path) -> Path:
         """The file of the result in a study's folder."""
         return out / (self.result or f"{self.name}/{DONE}")
+
+    def folder(self, out: Path) -> Path:
+        """The cell's folder."""
+        return out if self.result is None else self.path(out).parent
+
+    def is_done(self, out: Path) -> bool:
+        return self.result is not None and self.path(out).is_file() and self.whole(self.read(out))
 
     def read(self, out: Path) -> Any:
         """The result, True for a mark, of a cell that is done. Raises LeapformerError if the file is damaged."""
         return read_json(self.path(out), self.fields) if self.is_json else True
 
     def write(self, out: Path, value: Any) -> None:
-        """Write the result, complete or not at all."""
+        """Write the result, complete or not at all, unless it is there."""
+        if self.result is None or self.is_done(out):
+            return
         path = self.path(out)
+        if self.is_json and not isinstance(value, dict):
+            raise LeapformerError(f"{self.name}: {value!r} cannot be the content of {path}; return a dict")
         if self.is_json:
             write_json(path, value)
         else:
@@ -130,11 +167,15 @@ class State:
 class Study(ABC):
     """A description of work for the engine, in the folder `out`.
 
-    commands: the file there that lists the commands that were started, as they are typed; "" for none.
+    commands:   the file there that lists the commands that were started, as they are typed; "" for none.
+    lock_cells: not this study but each cell locks its folders, so that commands with other options may share `out`. The
+                folders in its `records` are this study's alone; a cell without records is also waited for if another
+                process makes it.
     """
 
     out: Path
     commands: ClassVar[str] = COMMANDS
+    lock_cells: ClassVar[bool] = False
 
     def check(self) -> None:  # noqa: B027
         """Raise LeapformerError for a wrong option or plan; called before any work, and before the folder is made."""
@@ -163,14 +204,14 @@ def planned(study: Study, state: State, only: Collection[str] = (), dry: bool = 
     while True:
         cells = list(study.cells(state))
         _check_graph(cells)
-        unread = [cell for cell in cells if cell.name not in state.results and cell.path(study.out).is_file()]
+        unread = [cell for cell in cells if cell.name not in state.results and cell.is_done(study.out)]
         if not unread:
             break
         state.results |= {cell.name: cell.read(study.out) for cell in unread}
     chosen = selected(cells, only)
-    folders = {cell.name: cell.path(study.out).parent for cell in cells}
+    folders = {cell.name: cell.folder(study.out) for cell in cells}
     for cell in chosen:
-        made = [folders[name] for name in cell.needs]
+        made = [folders[name] for name in cell.before]
         for path in cell.inputs if not dry and cell.name not in state.results else ():
             if not path.exists() and not any(path.is_relative_to(folder) for folder in made):
                 raise LeapformerError(f"{cell.name}: no {path}, which it needs; check the path")
@@ -181,12 +222,13 @@ def _check_graph(cells: Sequence[Cell]) -> None:
     names = {cell.name for cell in cells}
     if name := _repeated(cell.name for cell in cells):
         raise LeapformerError(f"two cells are called {name}; give each its own name")
-    if path := _repeated(cell.path(Path()) for cell in cells):
+    if path := _repeated(cell.path(Path()) for cell in cells if cell.result is not None):
         raise LeapformerError(f"two cells write {path}; give each its own result")
-    logs = [{cell.path(Path()).parent / step.log for step in cell.steps if isinstance(step, Command)} for cell in cells]
+    commands = [[step for step in cell.steps if isinstance(step, Command) and not step.inline] for cell in cells]
+    logs = [{cell.folder(Path()) / step.log for step in of} for cell, of in zip(cells, commands, strict=True)]
     if path := _repeated(log for of_cell in logs for log in of_cell):
         raise LeapformerError(f"two cells write the log {path}; give each its own folder or log")
-    left = {cell.name: set(cell.needs) for cell in cells}
+    left = {cell.name: set(cell.before) for cell in cells}
     for name, needs in left.items():
         if unknown := sorted(needs - names):
             raise LeapformerError(f"{name} needs {unknown[0]}, which is no cell of the study; check the name")
@@ -211,9 +253,10 @@ def selected(cells: Sequence[Cell], only: Collection[str]) -> list[Cell]:
     """
     if not only:
         return list(cells)
-    needs = {cell.name: cell.needs for cell in cells}
+    needs = {cell.name: cell.before for cell in cells}
     if unknown := [word for word in only if not any(word in name for name in needs)]:
-        raise LeapformerError(f"--only {unknown[0]}: no cell has this in its name; choose from {', '.join(needs)}")
+        names = [*list(needs)[:SHOWN], *(["..."] if len(needs) > SHOWN else [])]
+        raise LeapformerError(f"--only {unknown[0]}: no cell has this in its name; choose from {', '.join(names)}")
     names = [name for word in only for name in needs if (name == word if word in needs else word in name)]
     for name in names:  # which grows by what is needed
         names += [need for need in needs[name] if need not in names]
@@ -223,15 +266,34 @@ def selected(cells: Sequence[Cell], only: Collection[str]) -> list[Cell]:
 def ready(cells: Sequence[Cell], state: State, running: Sequence[Cell], jobs: int) -> list[Cell]:
     """The cells to start now, beside those that run, so that at most `jobs` run."""
     active, started = list(running), list[Cell]()
-    over = {*state.results, *state.failed, *(cell.name for cell in running)}
+    ended = {*state.results, *state.failed, *lost_cells(cells, state)}
+    begun = {cell.name for cell in running}  # by name: a cell may be described otherwise since it began
     for cell in cells:
-        if cell.name in over or any(need not in state.results for need in cell.needs):
+        waits = not state.results.keys() >= {*cell.needs} or not ended >= {*cell.some_of}
+        if waits or cell.name in ended | begun:
             continue
-        if len(active) >= jobs or any(other.alone for other in active) or (cell.alone and active):
+        full = sum(other.cores for other in active) + cell.cores > jobs
+        if active and (full or cell.alone or any(other.alone for other in active)):
             break  # nor is a later one started, or this would never be alone
         active.append(cell)
         started.append(cell)
     return started
+
+
+def lost_cells(cells: Sequence[Cell], state: State) -> dict[str, str]:
+    """Why cells cannot be started any more, by name: they need others that have failed or cannot be started."""
+    lost = dict[str, str]()
+    while True:
+        before = len(lost)
+        for cell in cells:
+            if cell.name not in state.results | state.failed | lost:
+                gone = state.failed | lost
+                lacking = [need for need in cell.needs if need in gone]
+                lacking += cell.some_of if gone.keys() >= {*cell.some_of} else ()
+                if lacking:
+                    lost[cell.name] = f"{NOT_STARTED}, it needs {lacking[0]}"
+        if len(lost) == before:
+            return lost
 
 
 # -------------------------------------------------------------------------------------------------------------- running
@@ -239,6 +301,7 @@ class Engine:
     """Runs a study.
 
     say:      prints a line for the user: cells that start, losses of launched trainings, failures.
+    call:     runs a command of `leapformer` in this process; raises LeapformerError if it fails.
     jobs:     how many cells may run in parallel, each with one thread.
     launcher: how launched trainings are started.
     only:     words that select cells, see `selected`.
@@ -251,6 +314,7 @@ class Engine:
         study: Study,
         *,
         say: Callable[[str], None] = lambda line: None,
+        call: Callable[[Sequence[str]], None] = lambda words: None,
         jobs: int = 1,
         launcher: Launcher | None = None,
         only: Collection[str] = (),
@@ -258,9 +322,9 @@ class Engine:
         watch: Watch = unwatched,
     ) -> None:
         self.study, self.jobs, self.launcher, self.only, self.dry = study, jobs, launcher or Launcher(), only, dry
-        self._say, self._watch, self._stack = say, watch, ExitStack()
+        self._say, self._call, self._watch, self._stack = say, call, watch, ExitStack()
         self._pool: ProcessPoolExecutor | None = None  # started by the first call that needs it
-        self._active = dict[str, tuple[Cell, Generator[None, None, Any]]]()
+        self._active = dict[str, tuple[Cell, Generator[None, None, Any], ExitStack]]()  # with the locks of its folder
         self._processes = dict[str, trainings.Running]()
         self._told = dict[str, str]()  # what the log of a running cell said last
 
@@ -279,11 +343,14 @@ class Engine:
         cells = [cell for cell in planned(self.study, state, self.only, self.dry) if cell.name not in state.results]
         if self.dry:
             for cell in cells:
-                self._say("\n".join([f"# {cell.name}", *map(str, cell.steps), ""]))
+                self._say("\n".join([f"# {cell}", *map(str, cell.steps), ""]))
+            if not cells:
+                self._say("nothing is left to do")
             return state
         if cells:
             self.study.check_work()
-        with owned(self.study.out), trainings.interruptible(), self._stack:
+        lock = nullcontext(make_folder(self.study.out)) if self.study.lock_cells else owned(self.study.out)
+        with lock, trainings.interruptible(), self._stack:
             self.study.reserve()
             try:
                 self._run(state)
@@ -292,6 +359,8 @@ class Engine:
                     process.interrupt()
                 for process in self._processes.values():
                     process.end()
+                for _, _, locks in self._active.values():
+                    locks.close()
                 raise
         return state
 
@@ -300,35 +369,46 @@ class Engine:
         while True:
             cells = planned(self.study, state, self.only)
             done = sum(cell.name in state.results for cell in cells)
-            before = done if before < 0 else before
+            if before < 0:
+                before = done
+                for cell in cells:
+                    self._skip(cell)
             for cell in cells:  # also what was killed before it was tidied
                 if cell.tidy and cell.name in state.results and cell.name not in tidied:
-                    cell.tidy(cell.path(self.study.out).parent)
+                    cell.tidy(cell.folder(self.study.out))
                     tidied.add(cell.name)
             self.study.report(state)
-            for cell in ready(cells, state, [cell for cell, _ in self._active.values()], self.jobs):
+            for cell in ready(cells, state, [cell for cell, *_ in self._active.values()], self.jobs):
                 each = (time.monotonic() - began) / max(1, done - before)
                 left = time_left(each * (len(cells) - done)) if done - before >= self.jobs else ""
                 self._say(f"== {done} of {len(cells)} done{left}: {cell}")
-                self._active[cell.name] = cell, self._work(cell)
+                locks = ExitStack()
+                self._active[cell.name] = cell, self._work(cell, locks), locks
             if not self._active:
-                for cell in cells:
-                    lacking = [name for name in cell.needs if name not in state.results]
-                    if lacking and cell.name not in state.results:
-                        state.failed.setdefault(cell.name, f"not started, it needs {lacking[0]}")
+                if done > before:
+                    self._show(done, len(cells))
+                state.failed |= lost_cells(cells, state)
                 return
             self._show(done, len(cells))
             while not any([self._ended(name, state) for name in list(self._active)]):  # a list: look at all of them
                 self._show(done, len(cells))
                 time.sleep(POLL_S)
 
+    def _skip(self, cell: Cell) -> bool:
+        """Whether a cell is done, which is said."""
+        if not cell.is_done(self.study.out):
+            return False
+        path = cell.path(self.study.out)
+        self._say(f"== {path.parent if path.name == DONE else path} is finished, skipped")
+        return True
+
     def _show(self, done: int, total: int) -> None:
-        running = [f"{cell} {self._told.get(name, '')}".strip() for name, (cell, _) in self._active.items()]
+        running = [f"{cell} {self._told.get(name, '')}".strip() for name, (cell, *_) in self._active.items()]
         self._watch(done, total, ", ".join(running))
 
     def _ended(self, name: str, state: State) -> bool:
         """Go on with a cell; whether it has ended."""
-        cell, work = self._active[name]
+        cell, work, locks = self._active[name]
         try:
             next(work)
             return False
@@ -337,8 +417,12 @@ class Engine:
         except LeapformerError as error:
             value, reason = None, str(error)
         del self._active[name]
+        with locks:
+            if not reason:
+                cell.write(self.study.out, value)  # if this fails, it would for the others, too
         if not reason:
-            cell.write(self.study.out, value)  # if this fails, it would for the others, too
+            if cell.result is None:
+                state.results[cell.name] = value
         else:
             state.failed[name] = reason
             if cell.vital:
@@ -347,24 +431,68 @@ class Engine:
             self._say(f"{cell} failed: {reason}")
         return True
 
-    def _work(self, cell: Cell) -> Generator[None, None, Any]:
-        """Run the steps of a cell, yield while one is running, return the result. Raises LeapformerError."""
-        folder, value = make_folder(cell.path(self.study.out).parent), None
+    def _work(self, cell: Cell, locks: ExitStack) -> Generator[None, None, Any]:
+        """Lock a cell's folders, and run its steps; yield while one is running, return the result.
+
+        Raises LeapformerError.
+        """
+        if self.study.lock_cells:
+            yield from self._lock(cell, locks)
+            if self._skip(cell):
+                return None
+        folder, value = make_folder(cell.folder(self.study.out)), None
+        files.sweep(folder)  # what was half written when this cell was killed
         for step in cell.steps:
             if isinstance(step, Command):
                 yield from self._complete(step, cell, folder)
-            elif self.jobs == 1:
-                value = step.function(*step.arguments)
-            else:
-                future = self._workers().submit(step.function, *step.arguments)
-                while not future.done():
-                    yield
-                value = future.result()
+                continue
+            try:
+                value = yield from self._called(step)
+            except (LeapformerError, BrokenExecutor):
+                raise
+            except Exception as error:  # of a function that may be a user's: other cells go on
+                log = folder / ERRORS
+                write_text(log, "".join(traceback.format_exception(error)))
+                raise LeapformerError(f"{first_line(error)} (see {log})") from error
         return cell.collect(folder) if cell.collect else value
+
+    def _called(self, step: Call) -> Generator[None, None, Any]:
+        """The value of a function, in this process or another one."""
+        if self.jobs == 1 or step.inline:
+            return step.function(*step.arguments)
+        future = self._workers().submit(step.function, *step.arguments)
+        while not future.done():
+            yield
+        return future.result()
+
+    def _lock(self, cell: Cell, shared: ExitStack) -> Generator[None, None, None]:
+        """Lock the folders with records until this study ends, or a shared one as long as `shared`; yield meanwhile.
+
+        Raises LeapformerError if another process has one with records, or if the records differ.
+        """
+        for name, options in cell.records.items():
+            yield from self._own(self.study.out / name, self._stack, waits=False)
+            trainings.reserve(self.study.out / name, options, "run")
+        if not cell.records and cell.result is not None:
+            yield from self._own(cell.folder(self.study.out), shared, waits=True)
+
+    def _own(self, folder: Path, stack: ExitStack, *, waits: bool) -> Generator[None, None, None]:
+        end = time.monotonic() + files.GRACE_S
+        while True:
+            try:
+                stack.enter_context(owned(folder, grace_s=0))
+                return
+            except InUse:
+                if time.monotonic() > end and not waits:
+                    raise
+                if time.monotonic() > end:
+                    self._say(f"== {folder}: another process is creating what is needed here; waiting for it")
+                    end = math.inf
+            yield
 
     def _workers(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            pool = pool_of(self.jobs, f"--jobs {self.jobs}", "finished work is kept, and the same command goes on")
+            pool = pool_of(self.jobs, f"--jobs {self.jobs}", "finished work is kept, and the same command goes on", 1)
             self._pool = self._stack.enter_context(pool)
         return self._pool
 
@@ -372,6 +500,9 @@ class Engine:
         """Run a command; a launched one is started again as long as each attempt leaves a new checkpoint."""
         if self.study.commands:
             record(self.study.out / self.study.commands, [step.program, *step.words])
+        if step.inline:
+            self._call(step.words)
+            return
         start = self.launcher.prefix() if step.launched else started_by(step.program)
         environment = trainings.environment(step.threads or (1 if self.jobs > 1 else None))
         log, last = folder / step.log, folder / trainings.LAST
@@ -392,6 +523,8 @@ class Engine:
             del self._processes[cell.name]
             process.close()
             if not status:
+                if losses and step.longer:
+                    losses.end(step.longer)
                 return
             error = trainings.failure(log, size, status)
             if not left or age_of(last) == before:  # it would die at the same place again

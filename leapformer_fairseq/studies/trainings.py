@@ -1,4 +1,4 @@
-"""Run trainings as processes, optionally in parallel: monitor them, interrupt them together, and help to resume them.
+"""Trainings as processes: what starts and watches them, what interrupts them together, and what helps to resume them.
 
 A folder belongs to one study and one process. A log holds the output of all attempts of a training.
 """
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import zipfile
 from argparse import Namespace
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,12 +24,11 @@ from typing import Any, NoReturn, TextIO
 
 from .. import register
 from ..support.errors import TRACEBACK, LeapformerError
-from ..support.files import holds_files, owned, replacing, write_text
+from ..support.files import holds_files, replacing, write_text
 
 PROGRAM = (sys.executable, "-m", f"{__package__.rpartition('.')[0]}.cli.main")
 OPTIONS = "options"
 LAST = "checkpoint_last.pt"
-POLL_S = 1.0
 _log = logging.getLogger(__name__)
 PATIENCE_S = 60.0  # time for an interrupted training to exit
 Watch = Callable[[dict[str, Any]], None]  # receives the JSON objects of fairseq's log
@@ -46,10 +45,6 @@ class Process:
     log: Path
     watch: Watch = lambda entry: None
     environment: Mapping[str, str] = field(default_factory=dict)
-
-
-#: a generator that yields processes to run one after the other, and receives the exit status of each
-Work = Generator[Process, int, None]
 
 
 # -------------------------------------------------------------------------------------------------------------- folders
@@ -75,17 +70,6 @@ def reserve(out: Path, record: str, study: str) -> None:
         write_text(out / OPTIONS, record + "\n")
 
 
-@contextmanager
-def locked(out: Path, record: str, study: str) -> Iterator[None]:
-    """Create the folder `out`, if necessary, and reserve it for this study and process while the block runs.
-
-    Raises LeapformerError like `files.owned` and `check_folder`.
-    """
-    with owned(out):
-        reserve(out, record, study)
-        yield
-
-
 # ------------------------------------------------------------------------------------------------------------ processes
 def environment(threads: int | None = None) -> dict[str, str]:
     """Environment variables for a process that trains or generates on a CPU; those that the user has set stay.
@@ -108,35 +92,6 @@ def environment(threads: int | None = None) -> dict[str, str]:
     unset = {name: value for name, value in defaults.items() if name not in os.environ}
     threads_of = {"OMP_NUM_THREADS": threads_text, "MKL_NUM_THREADS": threads_text}
     return {**unset, **threads_of, TRACEBACK: "1"}  # tracebacks go to the log
-
-
-def run_all(works: Iterable[Work], at_once: int = 1) -> None:
-    """Run `works`, at most `at_once` in parallel.
-
-    If this process is interrupted, it interrupts all started processes, and raises KeyboardInterrupt once they have
-    ended. An exception in one of the works ends all.
-    """
-    waiting, active = iter(works), dict[Running, Work]()
-    with interruptible():
-        try:
-            while True:
-                while len(active) < at_once and (work := next(waiting, None)) is not None:
-                    _begin(work, None, active)
-                if not active:
-                    return
-                with suppress(subprocess.TimeoutExpired):
-                    next(iter(active)).process.wait(POLL_S)
-                for running in list(active):
-                    status = running.poll()
-                    if status is not None:
-                        running.close()
-                        _begin(active.pop(running), status, active)
-        except BaseException:
-            for running in active:  # all at once: each may take its time to save
-                running.interrupt()
-            for running in active:
-                running.end()
-            raise
 
 
 class Running:
@@ -181,13 +136,6 @@ class Running:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.close()
-
-
-def _begin(work: Work, status: int | None, active: dict[Running, Work]) -> None:
-    """Start the next process of a work, if there is one."""
-    with suppress(StopIteration):
-        process = next(work) if status is None else work.send(status)
-        active[Running(process)] = work
 
 
 @contextmanager

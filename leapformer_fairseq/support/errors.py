@@ -73,7 +73,7 @@ _PARSER_ERRORS = frozenset(
 #: packages by the extra that brings each; "": every installation has it
 _EXTRAS = {
     **dict.fromkeys(("torch", "fairseq", "fairseq_cli", "hydra", "omegaconf", "PIL", "matplotlib"), "train"),
-    **dict.fromkeys(("praatio", "sacrebleu", "scipy", "sklearn", "tabulate", "tqdm", "yaml"), "train"),
+    **dict.fromkeys(("praatio", "sacrebleu", "scipy", "sklearn", "tqdm", "yaml"), "train"),
     **{"simuleval": "simul", "entmax": "bench", "onnx": "onnx", "onnxscript": "onnx"},
     **dict.fromkeys(("numpy", "onnxruntime", "sentencepiece", "soundfile", "websockets"), ""),
 }

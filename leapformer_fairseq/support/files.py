@@ -148,16 +148,23 @@ def make_folder(path: str | Path, option: str = "--out") -> Path:
     return folder
 
 
+class InUse(LeapformerError):
+    """Another process holds a folder."""
+
+
 @contextmanager
-def owned(path: str | Path, option: str = "--out", *, waits: bool = False) -> Iterator[Path]:
+def owned(
+    path: str | Path, option: str = "--out", *, waits: bool = False, grace_s: float | None = None
+) -> Iterator[Path]:
     """Create an option's folder, if necessary, and lock it for this process and its children while the block runs.
 
     Inspect the folder only inside the block: before that, another process may be writing to it. Partial files left by
     killed processes of this machine are deleted first. A folder that was created here and stays empty is removed.
     Nested calls for a folder that this process or its parent already owns do nothing.
 
-    Raises LeapformerError if another process still holds the folder after GRACE_S; with `waits`, logs a warning and
-    waits, for commands that would produce the same files. On file systems without locks, logs a warning and goes on.
+    Raises InUse if another process still holds the folder after `grace_s`, by default GRACE_S; with `waits`, logs a
+    warning and waits, for commands that would produce the same files. On file systems without locks, logs a warning and
+    goes on. Raises LeapformerError if the folder cannot be created or locked.
     """
     folder = Path(path)
     place, around = str(folder.resolve()), owned_folders()
@@ -167,10 +174,10 @@ def owned(path: str | Path, option: str = "--out", *, waits: bool = False) -> It
     created = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     make_folder(folder, option)
     try:
-        _locks[place] = _acquire(folder, option, waits)
+        _locks[place] = _acquire(folder, option, waits, GRACE_S if grace_s is None else grace_s)
         try:
             os.environ[_OWNED] = json.dumps([*around, place])
-            _sweep(folder)
+            sweep(folder)
             yield folder
         finally:
             os.environ[_OWNED] = json.dumps([other for other in owned_folders() if other != place])
@@ -194,9 +201,9 @@ def holds_files(folder: Path) -> bool:
     )
 
 
-def _acquire(folder: Path, option: str, waits: bool) -> int:
+def _acquire(folder: Path, option: str, waits: bool, grace_s: float) -> int:
     """Lock a folder and return the descriptor of its lock file."""
-    path, end = folder / LOCK, time.monotonic() + GRACE_S
+    path, end = folder / LOCK, time.monotonic() + grace_s
     while True:
         try:
             # Links are not followed and nothing is written: a file of this name may belong to the user.
@@ -229,7 +236,7 @@ def _acquire(folder: Path, option: str, waits: bool) -> int:
             _log.warning("%s: another process is creating what is needed here; waiting for it", folder)
             end = math.inf
         if time.monotonic() > end:
-            raise LeapformerError(
+            raise InUse(
                 f"{option} {folder}: another process, or a training that it started, is running here; wait for it or "
                 "end it, or choose another folder"
             )
@@ -259,7 +266,7 @@ def _release(folder: Path, place: str) -> None:
             os.close(lock)
 
 
-def _sweep(folder: Path) -> None:
+def sweep(folder: Path) -> None:
     """Delete partial files of dead processes of this machine in a folder and its direct subfolders."""
     for path in [*folder.glob(".*.partial"), *folder.glob("*/.*.partial")]:
         name = _PARTIAL.fullmatch(path.name)
@@ -418,12 +425,17 @@ def _difference(name: str, theirs: Any, ours: Any) -> str:
             their_value, our_value = theirs.get(key, _MISSING), ours.get(key, _MISSING)
             if their_value != our_value:
                 return _difference(f"{key} in {name}", their_value, our_value)
-    return f"{name} ({_short(theirs)}, not {_short(ours)})"
+    if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
+        place = next(i for i, value in enumerate(theirs) if value != ours[i])
+        return _difference(f"{place + 1} in {name}", theirs[place], ours[place])
+    texts = ["nothing" if value is _MISSING else json.dumps(value, ensure_ascii=False) for value in (theirs, ours)]
+    begin = max(0, len(os.path.commonprefix(texts)) - _SHOWN // 2) if max(map(len, texts)) >= _SHOWN else 0
+    return f"{name} ({_short(texts[0], begin)}, not {_short(texts[1], begin)})"
 
 
-def _short(value: Any) -> str:
-    """The value on one line, shortened."""
-    text = "nothing" if value is _MISSING else json.dumps(value, ensure_ascii=False)
+def _short(text: str, begin: int) -> str:
+    """The text without what is equal before `begin`, shortened."""
+    text = f"...{text[begin:]}" if begin else text
     return text if len(text) < _SHOWN else text[: _SHOWN - 3] + "..."
 
 

@@ -17,16 +17,17 @@ from .errors import LeapformerError
 
 
 @contextmanager
-def pool_of(count: int, what: str, remedy: str) -> Iterator[ProcessPoolExecutor]:
+def pool_of(count: int, what: str, remedy: str, threads: int | None = None) -> Iterator[ProcessPoolExecutor]:
     """Yield a pool of `count` spawned processes that log warnings only; pending work is cancelled after the block.
 
-    If this process is interrupted, what they are doing is lost: they are killed. Ctrl-C does not reach them.
+    Each has so many `threads`, by default as many as this one. If this process is interrupted, what they are doing is
+    lost: they are killed. Ctrl-C does not reach them.
 
     Raises LeapformerError if a process dies: `what` is the option that asked for processes, `remedy` says what is kept.
     """
     # Spawned, not forked: forks inherit torch's threads, and the log level that importing fairseq sets.
     # Not multiprocessing.Pool: it waits forever for the result of a process that was killed.
-    with ProcessPoolExecutor(count, get_context("spawn"), _begin, (logging.WARNING,)) as pool:
+    with ProcessPoolExecutor(count, get_context("spawn"), _begin, (logging.WARNING, threads)) as pool:
         try:
             yield pool
         except BrokenProcessPool as error:
@@ -39,8 +40,10 @@ def pool_of(count: int, what: str, remedy: str) -> Iterator[ProcessPoolExecutor]
             pool.shutdown(cancel_futures=True)
 
 
-def _begin(level: int | None = None) -> None:
+def _begin(level: int | None = None, threads: int | None = None) -> None:
     """Begin a process of a pool, which ends with its parent: if that is killed, nobody wants the results."""
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)  # read when PyTorch is imported
     if level is not None:
         logging.basicConfig(level=level)
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -35,7 +35,8 @@ def progress(title: str, unit: str) -> Iterator[Watch]:
 
     def watch(done: int, total: int, what: str = "") -> None:
         if not bars:
-            bars.append(tqdm(desc=title, unit=unit, total=total, file=sys.stderr, mininterval=1.0))
+            desc = f"{title}: {what}" if what else title
+            bars.append(tqdm(desc=desc, unit=unit, total=total, file=sys.stderr, mininterval=1.0))
         (bar,) = bars
         bar.total = total
         if what:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.scoring.figure import Figure
 from leapformer_fairseq.studies import engine, trainings
-from leapformer_fairseq.studies.ablation import report
 from leapformer_fairseq.studies.trainings import Process
 
 BASELINE = "softmax/softmax/softmax"
@@ -94,9 +94,8 @@ def trainer(monkeypatch) -> Iterator[Trainer]:
     trainer = Trainer()
     monkeypatch.setattr(trainings, "Running", trainer)
     monkeypatch.setattr(engine, "POLL_S", 0)
-    monkeypatch.setattr(
-        report, "draw", lambda study, path: path.write_bytes(b"PNG")
-    )  # which takes longer than all else
+    # Drawing takes longer than all else.
+    monkeypatch.setattr(Figure, "save", lambda figure, path, alt: str(path.write_bytes(b"SVG")))
     monkeypatch.setattr("sys.argv", ["pytest"])
     return trainer
 
@@ -171,7 +170,7 @@ def test_every_replacement_is_trained_and_the_combination_of_the_good_ones_verif
         assert "--encoder-self-attention leap --decoder-self-attention relu --decoder-cross-attention softmax" in text
         assert "loss 5.030, +0.60% to the baseline, within the tolerance of 1.0%" in text
         assert "every run had the machine to itself" in text
-    assert (tmp_path / "out/ablation.png").is_file()
+    assert (tmp_path / "out/ablation.svg").is_file()
 
 
 def test_the_commands_are_written_as_they_were_run(ablate, trainer, tmp_path):

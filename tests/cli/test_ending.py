@@ -30,10 +30,9 @@ from leapformer_fairseq.support.errors import _NUMBERS, TRACEBACK, LeapformerErr
 def command(monkeypatch, tmp_path):
     """Registers a sub-command `fake` whose `run` can be set; logs of tracebacks go to the test's folder."""
     module = types.ModuleType("leapformer_fairseq.cli.fake")
-    module.HELP = "help of fake"
-    module.add_arguments = lambda parser: parser.add_argument("--value")
+    module.OPTIONS = "--value VALUE"
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(cli.COMMANDS, "fake", cli.Command("fake", "help of fake"))
+    monkeypatch.setitem(cli.COMMANDS, "fake", "fake")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv(TRACEBACK, raising=False)
     return module

@@ -1,6 +1,8 @@
 """The `leapformer` command: finding sub-commands, their output, and errors as one line."""
 
+import argparse
 import importlib
+import inspect
 import json
 import re
 import subprocess
@@ -14,6 +16,7 @@ from leapformer_fairseq.attention import MECHANISMS
 from leapformer_fairseq.cli import fairseq_commands
 from leapformer_fairseq.cli import main as cli
 from leapformer_fairseq.support.errors import LeapformerError
+from leapformer_fairseq.support.options import add_command, described
 from tests.fresh import run_after
 
 
@@ -21,10 +24,9 @@ from tests.fresh import run_after
 def command(monkeypatch):
     """Registers a sub-command `fake` whose `run` can be set."""
     module = types.ModuleType("leapformer_fairseq.cli.fake")
-    module.HELP = "help of fake"
-    module.add_arguments = lambda parser: parser.add_argument("--value", type=int)
+    module.OPTIONS = "--value N:int"
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(cli.COMMANDS, "fake", cli.Command("fake", "help of fake"))
+    monkeypatch.setitem(cli.COMMANDS, "fake", "fake")
     return module
 
 
@@ -58,7 +60,7 @@ class TestDispatch:
 
     def test_wrong_usage(self, capsys):
         assert cli.main(["user-dir", "extra"]) == 2
-        message = "unrecognized arguments: extra; `leapformer --help` tells more"
+        message = "unrecognized arguments: extra; `leapformer user-dir --help` tells more"
         assert capsys.readouterr() == ("", f"leapformer: error: {message}\n")
         assert cli.main(["bench", "attention", "--seed", "x"]) == 2
         message = "argument --seed: invalid int value: 'x'; `leapformer bench attention --help` tells more"
@@ -91,10 +93,20 @@ def is_a_screen(out):
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_modules_are_commands(name):
-    module = importlib.import_module(f"leapformer_fairseq.cli.{cli.COMMANDS[name].module}")
-    assert module.HELP and "\n" not in module.HELP
-    assert callable(module.add_arguments)
-    assert callable(module.run)
+    """Functions that take options one by one take just those of their table."""
+    module = importlib.import_module(f".{cli.COMMANDS[name]}", "leapformer_fairseq.cli")
+    assert described(module.__doc__)
+    parser = argparse.ArgumentParser()
+    add_command(parser, module)
+    for leaf in leaves(parser):
+        options = {action.dest for action in leaf._actions} - {"help"}
+        taken = set(inspect.signature(leaf.get_default("run")).parameters)
+        assert taken == {"args"} or taken == options
+
+
+def leaves(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return [leaf for action in actions for step in action.choices.values() for leaf in leaves(step)] or [parser]
 
 
 # Runs commands one after the other; after each a line says how it ended and which slow libraries there are by then.

@@ -9,7 +9,7 @@ import pytest
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.scoring.speech import Spectra, read_run, score_speech
 from tests.runtime.acoustics.signals import voiced, write_run
-from tests.scoring.pictures.images import pixels
+from tests.scoring.pictures.images import texts
 
 RECORDED = {"a": voiced(0.2), "b": voiced(0.3)}
 SPOKEN = {"leap": {"a": voiced(0.3), "b": voiced(0.4)}, "softmax": {"a": voiced(0.25), "b": voiced(0.25)}}
@@ -59,15 +59,15 @@ def test_a_single_run_and_the_recordings(runs, capsys):
 def test_pictures_and_another_folder(runs, tmp_path, capsys):
     out = tmp_path / "new" / "out"
     assert command(*runs, "--pictures", 1, "--out", out) == 0
-    assert sorted(path.name for path in out.iterdir()) == ["spectrogram_1.png", "table.json", "table.md"]
-    assert capsys.readouterr().out.splitlines()[-1] == str(out / "spectrogram_1.png")
-    pixels(out / "spectrogram_1.png")
+    assert sorted(path.name for path in out.iterdir()) == ["spectrogram_1.svg", "table.json", "table.md"]
+    assert capsys.readouterr().out.splitlines()[-1] == str(out / "spectrogram_1.svg")
+    assert texts(out / "spectrogram_1.svg")
     assert not (tmp_path / "runs" / "table.md").exists()
 
 
 def test_more_pictures_than_sentences(runs):
     assert command(runs[0], "--pictures", 9) == 0
-    assert [path.name for path in sorted(runs[0].glob("*.png"))] == ["spectrogram_1.png", "spectrogram_2.png"]
+    assert [path.name for path in sorted(runs[0].glob("*.svg"))] == ["spectrogram_1.svg", "spectrogram_2.svg"]
 
 
 def test_finished_runs_are_kept_when_a_later_one_is_broken(runs, tmp_path, capsys):

@@ -1,6 +1,5 @@
 """The corpus on disk: what fairseq reads of it, that it repeats, and what is refused."""
 
-import argparse
 import hashlib
 import json
 import shutil
@@ -23,6 +22,7 @@ from leapformer_fairseq.data.corpus.synthesize import with_noise
 from leapformer_fairseq.data.manifests import read_manifest
 from leapformer_fairseq.runtime.audio import SAMPLE_RATE, fbank, read_speech
 from leapformer_fairseq.support.errors import LeapformerError
+from leapformer_fairseq.support.options import parse
 
 from .test_corpus_grammar import VOCABULARY
 from .tiny_corpus import TINY_SIZES, build_tiny, tiny_corpus
@@ -245,10 +245,8 @@ def test_too_small_a_vocabulary_is_refused_before_synthesis(tmp_path, monkeypatc
 
 
 def test_the_command_prints_the_sizes(tiny: Corpus, capsys):
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
     options = ["--train", "12", "--dev", "4", "--test", "4", "--seed", "1", "--vocab-size", "100"]
-    assert command.run(parser.parse_args(["--out", str(tiny.folder), *options])) == 0
+    assert command.run(parse(command, ["--out", str(tiny.folder), *options])) == 0
     printed = capsys.readouterr().out
     assert tiny.checksum in printed
     assert [line.split()[:2] for line in printed.splitlines()[1:4]] == [["train", "12"], ["dev", "4"], ["test", "4"]]

@@ -18,7 +18,7 @@ from leapformer_fairseq.data.joined import Joining
 from leapformer_fairseq.data.manifests import write_manifest
 from leapformer_fairseq.data.recordings import Recording
 from leapformer_fairseq.runtime.audio import SAMPLE_RATE
-from leapformer_fairseq.scoring.segmentation import Segment, by_recording, read_segments
+from leapformer_fairseq.scoring.pieces import Segment, by_recording, read_segments
 from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.lines import read_lines
 from tests.data.trees import RATE, mustc_tree, noises

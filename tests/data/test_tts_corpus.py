@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from itertools import pairwise
@@ -22,6 +21,7 @@ from leapformer_fairseq.data.manifests import read_manifest
 from leapformer_fairseq.runtime.audio import SAMPLE_RATE, read_speech
 from leapformer_fairseq.runtime.espeak import STRESS
 from leapformer_fairseq.support.errors import LeapformerError
+from leapformer_fairseq.support.options import parse
 
 from .test_corpus import contents
 from .tts_manifests import check_with_fairseq
@@ -267,9 +267,7 @@ def test_an_interrupted_build_leaves_nothing(tmp_path, monkeypatch):
 
 
 def run(out: Path, *options: str) -> int:
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    return command.run(parser.parse_args(["--out", str(out), *options]))
+    return command.run(parse(command, ["--out", str(out), *options]))
 
 
 def test_the_command_prints_the_sizes(tiny, capsys):

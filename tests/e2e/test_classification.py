@@ -61,7 +61,7 @@ def test_it_learns_resumes_and_validates(data, tmp_path, plan):
     if plan == "leap":
         drawing = f"maps --path {tmp_path}/checkpoint_best.pt --input test --lines 5 --out {tmp_path}/maps"
         assert "encoder-self" in done(leapformer(*drawing.split()))
-        assert (tmp_path / "maps/encoder-self_layer1_reweighting.png").is_file()
+        assert (tmp_path / "maps/encoder-self_layer1_reweighting.svg").is_file()
     found = accuracy(checked)
     assert found > 80 and found == round(100 * round(found * 33 / 100) / 33, 3)  # of 33 examples, to a thousandth
 

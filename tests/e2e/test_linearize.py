@@ -97,7 +97,7 @@ def test_the_table_holds_every_student(teacher, linearized, capsys):
     table = json.loads((linearized / "table.json").read_text())
     assert [len(student["kept"]) for student in table["students"]] == [0, 1]
     assert "align is finished, skipped" in capsys.readouterr().out
-    assert (linearized / "linearize.png").stat().st_size > 1000
+    assert (linearized / "linearize.svg").stat().st_size > 1000
 
 
 def test_the_student_translates(teacher, linearized):

@@ -12,6 +12,7 @@ import pytest
 from leapformer_fairseq.studies.recipes import catalog
 
 from ..commands import leapformer, run
+from ..studies.recipes.running import dry_run
 
 ROOT = Path(__file__).parents[2]
 SYSTEM = "gated-leap_encoder-chunk-ms_280"
@@ -41,8 +42,8 @@ def test_the_report_is_complete(finished):
         assert "AL_CA" not in row and row["compute"] is None  # nothing was timed
     assert "BLEU" in scores["signatures"] and "commit" in scores["signatures"]["leapformer_fairseq"]
     report = (finished / "report.md").read_text(encoding="utf-8")
-    assert f"| {TITLE} " in report and OPTIONS in report and "AL_CA" not in report and "curve.png" in report
-    assert (finished / "curve.png").stat().st_size > 5000
+    assert f"| {TITLE} " in report and OPTIONS in report and "AL_CA" not in report and "curve.svg" in report
+    assert (finished / "curve.svg").stat().st_size > 5000
 
 
 def test_the_report_ends_with_what_was_trained_and_what_to_do_with_it(finished):
@@ -67,7 +68,7 @@ def test_a_second_run_repeats_nothing(finished):
 def test_another_runs_results_are_refused(finished):
     done = quickstart("--fast", "--seed", "2", "--out", str(finished))
     assert done.returncode != 0
-    assert "holds another corpus (seed 1 there, 2 asked for); choose another --out" in done.stderr
+    assert f"holds the run of another command (--encoder {OPTIONS[12:]}); choose another folder" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -102,12 +103,10 @@ def test_the_cores_that_are_there_share_the_batch(seen, monkeypatch, tmp_path):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
     def training(*options: str) -> tuple[str, str]:
-        said: list[str] = []
-        words = ["--out", str(tmp_path / "out"), "--dry-run", *options]
-        job = catalog.start("quickstart", words, say=said.append, call=lambda words: None)
-        job.run_all()
+        words = ["--out", str(tmp_path / "out"), *options]
+        said = dry_run("quickstart", *words)
         batch = next(line for line in said if line.startswith("leapformer train")).partition("--max-tokens ")[2]
-        return " ".join(job.recipe.shell.launcher.prefix()[1:]), batch.split()[0]
+        return " ".join(catalog.start("quickstart", words).launcher.prefix()[1:]), batch.split()[0]
 
     processes = min(4, seen)
     how = f"--nproc-per-node={processes} " if processes > 1 else "-m leapformer_fairseq.cli.main"

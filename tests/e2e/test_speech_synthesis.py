@@ -73,7 +73,7 @@ def test_a_manifest_is_spoken(trained, tmp_path, capsys):
     assert int(rows[0]["reference_frames"]) == FRAMES["o"]
     about = json.loads((tmp_path / "run" / "run.json").read_text())
     assert about["features"]["n_mels"] == MELS.n_mels and "|commit:" in about["signature"]
-    assert [path.name for path in (tmp_path / "run" / "plots").iterdir()] == ["test-0.png"]
+    assert [path.name for path in (tmp_path / "run" / "plots").iterdir()] == ["test-0.svg"]
     printed = capsys.readouterr()
     assert "2 sentences in" in printed.out and "speech" in printed.err
 

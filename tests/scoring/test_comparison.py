@@ -8,10 +8,12 @@ import pytest
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.scoring.comparison import collect, table
-from leapformer_fairseq.scoring.generation import score_generation
-from leapformer_fairseq.scoring.names import run_title
-from leapformer_fairseq.scoring.pictures.comparison import comparison_figure, draw_comparison, spread
+from leapformer_fairseq.scoring.figure import spread_out
+from leapformer_fairseq.scoring.names import plan_title, run_title
+from leapformer_fairseq.scoring.outputs import score_generation
+from leapformer_fairseq.scoring.pictures.latency import comparison_figure
 from leapformer_fairseq.support.errors import LeapformerError
+from tests.scoring.pictures.images import overlapping, texts
 
 
 def generated(folder, *lines):
@@ -91,7 +93,7 @@ def test_systems_are_collected_in_order(folder):
     assert comparison["systems"]["leap"]["options"] == "--attention leap:encoder-causal --seed 1"
     assert comparison["systems"]["leap"]["title"] == "LeaPformer, causal encoder"
     assert comparison["systems"]["leap"]["rows"][0]["compute"] == 0.25
-    lines = table(comparison).splitlines()
+    lines = table(comparison).markdown().splitlines()
     assert len(lines) == 2 + 4
     assert "0.250" in lines[2] and "2000" in lines[2]
 
@@ -126,18 +128,35 @@ def test_reports_have_names_that_people_use(name, options, title):
     assert run_title(name, options) == title
 
 
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("leap:encoder-chunk-ms=280/softmax/leap", "LeaPformer / softmax / LeaPformer, encoder in chunks of 280 ms"),
+        ("leap_encoder-chunk-ms_280-k3", "LeaPformer, encoder in chunks of 280 ms, trained for k = 3"),
+        ("softmax+abc-mlp+abc-mlp-seed2", "softmax / ABC (MLP) / ABC (MLP), seed 2"),
+        ("softmax/abc-mlp/abc-mlp:abc-slots=32/8/32", "softmax / ABC (MLP) / ABC (MLP), slots 32/8/32"),
+        ("leap (torch)", "LeaPformer (torch)"),
+        ("checkpoint_best", "checkpoint_best"),
+        ("cumulative sums", "cumulative sums"),
+    ],
+)
+def test_figures_have_names_that_people_use(text, title):
+    assert plan_title(text) == title
+
+
 def test_a_curve_needs_three_points(folder):
     """A line through two would say nothing of what lies between."""
-    assert not draw_comparison(collect(folder), folder / "curve.png") and not (folder / "curve.png").exists()
+    figure = comparison_figure(collect(folder))
+    assert figure.save(folder / "curve.svg").startswith("No picture") and not (folder / "curve.svg").exists()
     scored(folder / "leap/k11", 62, 2200)
-    comparison = collect(folder)
-    assert draw_comparison(comparison, folder / "curve.png")
-    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
-    axes = comparison_figure(comparison).axes[0]
+    figure = comparison_figure(collect(folder))
+    assert figure.save(folder / "curve.svg", "BLEU") == "![BLEU](curve.svg)"
+    names = ["k = 9", "k = 10", "k = 11", "LeaPformer, causal encoder", "offline, beam 5: 80.0"]
+    assert set(names) <= set(texts(folder / "curve.svg"))
+    (axes,) = figure.drawing.axes
     assert len(axes.lines) == 2  # the curve, and its offline translation: not softmax's one point
-    texts = [text.get_text() for text in axes.texts]
-    assert texts == ["k = 9", "k = 10", "k = 11", "LeaPformer, causal encoder", "offline, beam 5: 80.0"]
-    assert axes.get_legend() is None and "(ms)" in axes.get_xlabel()
+    assert {text.get_text() for text in axes.texts} == set(names)
+    assert axes.get_legend() is None and ", ms" in axes.get_xlabel()
 
 
 def test_no_label_covers_another(folder):
@@ -146,18 +165,14 @@ def test_no_label_covers_another(folder):
             scored(folder / name / f"k{k}", 60 + k + i / 10, 1000 + 100 * k)
         scored(folder / name / "offline", 70)
         (folder / name / "options").write_text(f"--attention {name} --seed 1\n")
-    figure = comparison_figure(collect(folder))
-    figure.draw_without_rendering()
-    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
-    boxes.append(figure.axes[0].title.get_window_extent())
-    assert len(boxes) == 3 + 5 + 1
-    assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
+    drawing = comparison_figure(collect(folder)).finish()
+    assert len(drawing.axes[0].texts) == 3 + 5 and overlapping(drawing) == []
 
 
 def test_labels_stay_near_what_they_name():
-    assert spread([(5, 2), (9, 2)], 0, 10) == [5, 9]
-    assert spread([(5, 2), (5.5, 2)], 0, 10) == [4.25, 6.25]
-    assert spread([(0, 2), (10, 2), (9.9, 2)], 0, 10) == [1, 9, 7]
+    assert spread_out([(5, 2), (9, 2)], 0, 10) == [5, 9]
+    assert spread_out([(5, 2), (5.5, 2)], 0, 10) == [4.25, 6.25]
+    assert spread_out([(0, 2), (10, 2), (9.9, 2)], 0, 10) == [1, 9, 7]
 
 
 def test_an_empty_folder_is_refused(tmp_path):

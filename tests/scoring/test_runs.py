@@ -9,7 +9,7 @@ import torch
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.models.averaging import describe_checkpoint
-from leapformer_fairseq.scoring.perplexity import score_evaluation
+from leapformer_fairseq.scoring.outputs import score_evaluation
 from leapformer_fairseq.scoring.runs import (
     check_order,
     collect_runs,
@@ -112,7 +112,7 @@ def test_seeds_are_put_together_and_rows_come_as_asked(language_models):
     assert leap["scores"]["perplexity"] == {"mean": 105, "min": 100, "max": 110}
     assert leap["difference"] == pytest.approx(10) and rows[0]["difference"] is None
     assert leap["options"] == "--lr 1 --beam 5"
-    assert "105.00 (100.00–110.00)" in runs_table(rows)
+    assert "105.00 (100.00–110.00)" in str(runs_table(rows))
 
 
 def test_other_options_are_another_row(language_models):
@@ -151,7 +151,7 @@ def test_a_larger_bleu_is_better(tmp_path):
     check = check_order(collect_runs(tmp_path), ["softmax", "leap/softmax/softmax"])
     assert check["measure"] == "BLEU" and check["held"]
     rows = compare(collect_runs(tmp_path))
-    assert "-1.0" in runs_table(rows)
+    assert "-1.0" in str(runs_table(rows))
 
 
 def test_the_table_is_written_with_its_signatures(language_models, capsys):
@@ -161,7 +161,7 @@ def test_the_table_is_written_with_its_signatures(language_models, capsys):
     assert page.startswith("# A Title\n")
     for part in ("| leap ", "First.", "Second.", "--lr 1 --beam 5", "* x: `sig`", "|commit:", "held in the mean"):
         assert part in page
-    assert "](table.png)" in page and (language_models / "table.png").stat().st_size > 5000
+    assert "](table.svg)" in page and (language_models / "table.svg").stat().st_size > 5000
     content = json.loads((language_models / "table.json").read_text(encoding="utf-8"))
     assert len(content["runs"]) == 8 and [check["held"] for check in content["expected"]] == [True]
     assert "leap < relu" in capsys.readouterr().out

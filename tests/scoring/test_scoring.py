@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from pathlib import Path
@@ -18,6 +17,7 @@ from leapformer_fairseq.scoring.marks import below_twins, length_ratio, marks
 from leapformer_fairseq.scoring.quality import bleu, chrf, quality, rare_recall
 from leapformer_fairseq.scoring.report import score_run
 from leapformer_fairseq.support.errors import LeapformerError
+from leapformer_fairseq.support.options import call, parse
 
 # Four words, 1200 ms of source, three words in the reference.
 DELAYS, ELAPSED, SOURCE, REFERENCE = (300.0, 600.0, 1200.0, 1200.0), (350.0, 700.0, 1400.0, 1400.0), 1200.0, 3
@@ -294,9 +294,7 @@ def test_a_latency_below_its_twin_is_marked(tmp_path: Path) -> None:
 
 
 def run_command(*options: str) -> int:
-    parser = argparse.ArgumentParser()
-    score_command.add_arguments(parser)
-    return score_command.run(parser.parse_args(options))
+    return call(parse(score_command, [*options]))
 
 
 def test_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

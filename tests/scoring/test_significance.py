@@ -80,7 +80,7 @@ def test_groups_from_short_to_long(tmp_path, references, capsys):
     assert [row["sentences"] for row in rows] == [60, 15, 15, 15, 15]
     assert [round(row["chrF"]["score"]) for row in rows[1:4]] == [100] * 3 and rows[4]["chrF"]["score"] < 20
     assert [row["BLEU"]["p"] < 0.05 for row in rows] == [True, False, False, False, True]
-    assert "| 46-60   | 15" in capsys.readouterr().out
+    assert "| 46-60 |        15 |" in capsys.readouterr().out
     assert main([*command, "--groups", "2"]) == 0
     assert "1-30" in capsys.readouterr().out
 

@@ -122,7 +122,7 @@ def test_table_has_a_line_for_each_and_leaves_unknown_cells_empty(tmp_path):
     run = read_run(write_run(tmp_path / "run", SPOKEN, RECORDED))
     spectra = Spectra(run.mels)
     report = score_speech(run, spectra, "recording")
-    table = speech_table({"leap": report, **score_baselines(run, spectra, "recording")}, "github").splitlines()
+    table = speech_table({"leap": report, **score_baselines(run, spectra, "recording")}).markdown().splitlines()
     leap, floor, _ = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table[2:])
     assert leap[:4] == ["leap", "2", "recording", f"{report['scores']['MCD']:.3f}"]
     assert leap[-5:] == ["70", "1.061", "33.8%", "", "50.0%"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from leapformer_fairseq.runtime.formats.streamlog import Chunk, StreamLogWriter, read_stream_log, talk_of
 from leapformer_fairseq.runtime.formats.talks import read_talks, write_talks
-from leapformer_fairseq.scoring.segmentation import find_recording, read_segments
+from leapformer_fairseq.scoring.pieces import find_recording, read_segments
 from leapformer_fairseq.scoring.talk_report import kind_of, score_resegmented, score_talks
 from leapformer_fairseq.support.errors import LeapformerError
 

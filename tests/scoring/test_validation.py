@@ -9,8 +9,8 @@ import torch
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.models.averaging import describe_checkpoint
+from leapformer_fairseq.scoring.outputs import score_validation
 from leapformer_fairseq.scoring.runs import collect_runs, compare, runs_table
-from leapformer_fairseq.scoring.validation import score_validation
 from leapformer_fairseq.support.errors import LeapformerError
 
 MASKED = (
@@ -90,7 +90,7 @@ def test_tasks_are_sets_of_the_table_and_more_accuracy_is_better(tmp_path):
         ("SST-2", "leap"),
     ]
     assert [row["difference"] for row in rows] == [None, None, 1.5]
-    assert "| SST-2 | leap        |       1 |       91.5 |         +1.5 |" in runs_table(rows, "github")
+    assert "| SST-2 | leap      |     1 |     91.5 |       +1.5 |" in runs_table(rows).markdown()
 
 
 @pytest.mark.parametrize(("metric", "loss"), [("loss", 3.5), ("accuracy", None)])

@@ -11,11 +11,11 @@ import pytest
 
 from leapformer_fairseq.cli import simulate as simulate_command
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.scoring.figure import Figure
 from leapformer_fairseq.simul import simulate as simulation_module
-from leapformer_fairseq.studies.curve import curve as curve_module
-from leapformer_fairseq.studies.curve import curve_report
-from leapformer_fairseq.studies.curve.curve import Grid, Setting
-from tests.scoring.pictures.images import pixels
+from leapformer_fairseq.studies import curve as curve_module
+from leapformer_fairseq.studies.curve import Grid, Setting
+from tests.scoring.pictures.images import texts
 from tests.simul.test_loading import data_root  # noqa: F401  (a fixture)
 from tests.simul.test_simulate import checkpoints, log, test_set  # noqa: F401  (fixtures)
 
@@ -38,7 +38,7 @@ def curve(checkpoints, data_root: Path, test_set: list[str]):  # noqa: F811
 @pytest.fixture
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a curve is drawn after every run."""
-    monkeypatch.setattr(curve_report, "draw_curve", lambda *_, **__: None)
+    monkeypatch.setattr(Figure, "save", lambda *_: "")
 
 
 def found(out: Path) -> list[dict]:
@@ -77,7 +77,7 @@ def test_rows_are_those_of_single_simulations(curve, tmp_path) -> None:
         assert {name: row[name] for name in PLAIN} == {name: scores[name] for name in PLAIN}
     assert main(by_name[rows[0]["run"]][1:]) == 0  # the command itself knows its folder
     check_measurement(rows, out)
-    pixels(out / "curve.png")
+    assert texts(out / "curve.svg")
     text = (out / "table.md").read_text()
     assert text.count("| hold-n") == 2 and "AL_CA" in text and "Still to do" not in text
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from leapformer_fairseq.runtime.simul.silence import SILENCE_DB, Beginning
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
 from leapformer_fairseq.simul.states import States
 from leapformer_fairseq.support.errors import LeapformerError
+from leapformer_fairseq.support.options import parse
 from tests.scripted import ScriptedSystem, sound
 from tests.simul.test_loading import data_root  # noqa: F401  (a fixture)
 from tests.simul.test_session import arriving  # noqa: F401  (a fixture)
@@ -268,12 +268,10 @@ def test_a_curve_passes_the_levels_on(tmp_path: Path, capsys) -> None:
     """`off`, too, which is no number."""
     for name in ("model.pt", "0.wav"):
         (tmp_path / name).write_bytes(b"")
-    parser = argparse.ArgumentParser()
-    curve.add_arguments(parser)
     for given, expected in (("off", None), ("-40.5", -40.5)):
         words = ["--out", str(tmp_path), "--checkpoints", "model.pt", "--silence-db", given, "--lead-ms", "80"]
-        plan = curve._plan(parser.parse_args([*words, "--source", "s", "--target", "t"]))
-        assert {(run.args.silence_db, run.args.lead_ms) for run in plan.runs} == {(expected, 80)}
+        runs = curve._runs(parse(curve, [*words, "--source", "s", "--target", "t"]))
+        assert {(run.args.silence_db, run.args.lead_ms) for run in runs} == {(expected, 80)}
 
 
 def test_a_segment_after_a_pause_begins_with_a_quiet_speaker() -> None:

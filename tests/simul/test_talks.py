@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import mmap
 from multiprocessing import get_context
@@ -24,7 +23,7 @@ from leapformer_fairseq.simul.talks import TalkSimulation, course, growth
 from leapformer_fairseq.support import processes
 from leapformer_fairseq.support.memory import resident_bytes
 from tests.covering import in_turn
-from tests.scoring.pictures.images import pixels
+from tests.scoring.pictures.images import texts
 from tests.simul.test_loading import data_root  # noqa: F401  (a fixture)
 from tests.simul.test_simulate import checkpoints, test_set  # noqa: F401  (fixtures)
 
@@ -312,7 +311,7 @@ def test_a_curve_of_talks_is_that_of_single_simulations(curve, simulate, tmp_pat
     row = rows[1]
     of_grid = without_times(out / "runs" / row["run"] / "metrics.jsonl")
     assert without_times(alone / "metrics.jsonl") == of_grid
-    pixels(out / "curve.png")
+    assert texts(out / "curve.svg")
     text = (out / "table.md").read_text()
     assert "LongYAAL_CA ms" in text and "StreamLAAL s" in printed and "Still to do" not in text
     assert (out / "commands.sh").read_text().count("--segment tokens") == 1
@@ -327,19 +326,15 @@ def test_a_curve_of_talks_is_that_of_single_simulations(curve, simulate, tmp_pat
     assert (again[0]["LongYAAL_CA"]["mean"], again[0]["StreamLAAL_CA"]["mean"]) == (5000, 6)
 
 
-def test_a_history_is_one_more_item_where_simulate_has_it(monkeypatch) -> None:
-    parser = argparse.ArgumentParser()
-    curve_command.simulate.add_arguments(parser)
-    if not any(action.dest == "history" for action in parser._actions):
-        parser.add_argument("--history", choices=("segment", "window"), default="segment")
+def test_a_history_is_one_more_item() -> None:
     args = SimpleNamespace(talks="x", segment=["pause", "window tokens"])
     ways = [("--segment", "pause"), ("--history", "window"), ("--segment", "tokens")]
-    assert curve_command._segments(args, parser) == ways
+    assert curve_command._segments(args) == ways
     args.segment = ["segment"]
     with pytest.raises(
         talks_module.LeapformerError, match="--segment segment: choose from pause, sentence, tokens, seconds"
     ):
-        curve_command._segments(args, parser)
+        curve_command._segments(args)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from leapformer_fairseq.simul.engine import IncrementalEngine
 from leapformer_fairseq.simul.live import load_sessions
 from leapformer_fairseq.simul.system import TranslationSystem
 from leapformer_fairseq.support.errors import LeapformerError
+from leapformer_fairseq.support.options import parse
 from tests.covering import covering, in_turn, shared_out
 from tests.models.tiny import PLANS, make_model
 from tests.simul.sources import SOURCES
@@ -612,9 +613,7 @@ def test_commands_make_sessions_that_forget(
     system_of: Make, monkeypatch: pytest.MonkeyPatch, command: ModuleType
 ) -> None:
     monkeypatch.setattr(loading, "load_system", lambda *args: system_of())
-    parser = ArgumentParser()
-    command.add_arguments(parser)
-    args = parser.parse_args([*(["talk.wav"] if command is stream_command else []), *NEEDED])
+    args = parse(command, [*(["talk.wav"] if command is stream_command else []), *NEEDED])
     session = load_sessions(args)[2](True)
     assert session.segments == SegmentOptions("seconds", history="window", history_words=3)
 

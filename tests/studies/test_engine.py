@@ -8,6 +8,8 @@ import random
 import signal
 import sys
 import time
+from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,12 +17,14 @@ import pytest
 
 from leapformer_fairseq.cli import calls
 from leapformer_fairseq.studies import engine, trainings
-from leapformer_fairseq.studies.engine import Call, Cell, Command, Engine, State, Study, planned, ready
+from leapformer_fairseq.studies.engine import Call, Cell, Command, Engine, State, Study, lost_cells, planned, ready
 from leapformer_fairseq.studies.launching import COMMANDS, Launcher
 from leapformer_fairseq.support import files
 from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.files import locked_folder, write_text
+from tests.support.test_files import another_in
 
+NOTHING = Namespace(only=[], dry_run=False)  # options of a command
 INTERRUPT = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(20)"
 
 
@@ -107,6 +111,42 @@ def test_what_runs_next_may_depend_on_results(tmp_path):
     assert json.loads((tmp_path / "2.json").read_text()) == {"value": 1}
 
 
+def test_a_result_that_grows_is_left_to_its_step(tmp_path):
+    """And what a step has written stays as it is."""
+
+    def grow():
+        before = json.loads((tmp_path / "a.json").read_text())["steps"]
+        write_text(tmp_path / "a.json", json.dumps({"steps": [*before, 2]}))
+        write_text(tmp_path / "a.pt", "tensors")
+
+    cells = [
+        Cell("a", (Call(grow),), "a.json", whole=lambda value: len(value["steps"]) == 2),
+        Cell("b", (), "a.pt", needs=("a",)),
+    ]
+    Engine(Toy(tmp_path, cell("c"))).run()
+    (tmp_path / "a.json").write_text('{"steps": [1]}')
+    assert Engine(Toy(tmp_path, *cells)).run().results == {"a": {"steps": [1, 2]}, "b": True}
+    assert (tmp_path / "a.pt").read_text() == "tensors"
+
+
+def test_what_a_killed_cell_left_half_written_is_deleted(tmp_path):
+    left = files.partial_of(tmp_path / "deep" / "down" / "done").name.replace(f"-{os.getpid()}-", "-4194305-")
+    (tmp_path / "deep/down").mkdir(parents=True)
+    (tmp_path / "deep/down" / left).touch()
+    toy = Toy(tmp_path, cell("deep/down"))
+    toy.reserve = lambda: None
+    Engine(toy).run()
+    assert [path.name for path in (tmp_path / "deep/down").iterdir()] == ["done"]
+
+
+def test_what_is_run_each_time_leaves_no_result(tmp_path):
+    events = []
+    cells = [Cell("t", (Call(events.append, ("t",)),), None, needs=("a",)), *noting(events, "a")]
+    for _ in range(2):
+        assert Engine(Toy(tmp_path, *cells)).run().results == {"a": True, "t": None}
+    assert events == ["a", "t", "t"] and not (tmp_path / "t").exists()
+
+
 def names_of(cells):
     return [one.name for one in cells]
 
@@ -114,11 +154,32 @@ def names_of(cells):
 def test_which_cells_are_started():
     cells = [cell("a"), cell("b", needs=("a",)), cell("c"), cell("d", alone=True), cell("e")]
     assert names_of(ready(cells, State(), [], 9)) == ["a", "c"], "e would keep d waiting"
-    assert names_of(ready(cells, State(), [cells[0]], 2)) == ["c"]
+    assert names_of(ready(cells, State(), [replace(cells[0], title="again")], 2)) == ["c"]
     assert names_of(ready(cells, State({"a": True}), [], 2)) == ["b", "c"]
     assert names_of(ready(cells, State({"c": True}, {"a": ""}), [], 9)) == ["d"], "nothing beside it"
     assert ready(cells, State({"a": True, "b": True, "c": True}), [cells[3]], 9) == []
     assert names_of(ready(cells, State({"a": True, "b": True, "c": True, "d": True}), [], 9)) == ["e"]
+    wide = [cell("w", cores=2), cell("x", cores=2), cell("y", cores=9)]
+    assert names_of(ready(wide, State(), [], 4)) == ["w", "x"] and names_of(ready(wide, State(), [], 3)) == ["w"]
+    assert names_of(ready(wide[2:], State(), [], 1)) == ["y"], "alone it takes what there is"
+
+
+def test_what_summarises_others_starts_once_all_have_ended_if_one_is_done():
+    cells = [cell("a"), cell("b", needs=("a",)), cell("c"), cell("t", some_of=("b", "c"))]
+    assert names_of(ready(cells, State({"c": True}), [cells[0]], 9)) == []
+    assert names_of(ready(cells, State({"c": True}, {"a": "died"}), [], 9)) == ["t"]
+    failed = State({}, {"a": "died", "c": "died"})
+    assert not ready(cells, failed, [], 9)
+    assert lost_cells(cells, failed) == {"b": "not started, it needs a", "t": "not started, it needs b"}
+
+
+def test_what_is_never_done_runs_each_time_and_a_step_may_write_the_result(tmp_path):
+    events = []
+    made = Cell("a", (Call(write_text, (tmp_path / "o/a.txt", "kept")),), "a.txt")
+    toy = Toy(tmp_path / "o", made, *noting(events, "t", needs=("a",), result=None))
+    for _ in range(2):
+        assert Engine(toy).run().results == {"a": True, "t": None}
+    assert events == ["t", "t"] and (toy.out / "a.txt").read_text() == "kept"
 
 
 def test_steps_logs_results_and_what_is_tidied(tmp_path):
@@ -175,10 +236,29 @@ def test_the_time_that_is_left(tmp_path, monkeypatch):
     (tmp_path / "a/done").unlink()
     (tmp_path / "b/done").unlink()
     Engine(Toy(tmp_path, *cells), say=said.append).run()
-    assert said[4:] == ["== 2 of 4 done: a", "== 3 of 4 done, 70 s left: b"], "what was done before took no time"
+    assert said[4:6] == [f"== {tmp_path}/{name} is finished, skipped" for name in "cd"]
+    assert said[6:] == ["== 2 of 4 done: a", "== 3 of 4 done, 70 s left: b"], "what was done before took no time"
 
 
 # ------------------------------------------------------------------------------------------------------------- commands
+def test_a_short_command_runs_in_this_process(tmp_path, monkeypatch):
+    called, inline = [], Cell("a", (Command(("list", "x y"), inline=True),))
+    Engine(Toy(tmp_path / "o", inline), call=called.append).run()
+    assert called == [("list", "x y")] and "leapformer list 'x y'" in (tmp_path / "o" / COMMANDS).read_text()
+    monkeypatch.setattr(calls, "call", lambda words: signal.raise_signal(signal.SIGINT))
+    assert calls.run_study(Toy(tmp_path / "p", inline), NOTHING)[1] == calls.INTERRUPTED
+    assert not (tmp_path / "p/a/done").exists()
+
+
+def test_a_function_that_raises_fails_its_cell_only(tmp_path):
+    cells = [Cell("a", (Call(divmod, (1, 0)),)), Cell("b", (Call(str, (1,)),), "b/r.json"), *noting([], "c")]
+    state = Engine(Toy(tmp_path, *cells[::2])).run()
+    assert state.results == {"c": True} and state.failed["a"].startswith("ZeroDivisionError")
+    assert "Traceback" in (tmp_path / "a/error.log").read_text()
+    with pytest.raises(LeapformerError, match="b: '1' cannot be the content of .*r.json; return a dict"):
+        Engine(Toy(tmp_path, *cells)).run()
+
+
 def test_a_dry_run_prints_what_would_run_and_writes_nothing(tmp_path):
     said, out = [], tmp_path / "o"
     cells = [Cell("a", (python("pass"), Call(os.getcwd))), Cell("b", (Command(("train", "two words")),), needs=("a",))]
@@ -325,13 +405,13 @@ def test_data_is_checked_before_the_folder_is_made_but_only_if_there_is_work_to_
 
 def test_a_command_names_the_cells_that_failed(tmp_path, capsys):
     broken = Cell("b", (Call(refusing, ("no luck",)),), title="the second")
-    state, status = calls.run_study(Toy(tmp_path, cell("a"), broken), "toys", "toy")
+    state, status = calls.run_study(Toy(tmp_path, cell("a"), broken), NOTHING, "toys", "toy")
     assert status == 1 and state.failed == {"b": "no luck"}
     assert capsys.readouterr().err.splitlines()[-1] == "leapformer: error: b: no luck"
-    assert calls.run_study(Toy(tmp_path, cell("a")), "toys", "toy")[1] == 0
+    assert calls.run_study(Toy(tmp_path, cell("a")), NOTHING, "toys", "toy")[1] == 0
     stopped = Cell("c", (Call(signal.raise_signal, (signal.SIGTERM,)),))
-    assert calls.run_study(Toy(tmp_path, stopped), "toys", "toy", kept="all")[1] == 130
-    assert "interrupted; all is kept, the same command resumes" in capsys.readouterr().err
+    assert calls.run_study(Toy(tmp_path, stopped), NOTHING, "toys", "toy", kept="all is kept")[1] == 130
+    assert "interrupted; all is kept" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("content", "reason"), [("{", "damaged"), ("[]", "no JSON object"), ("{}", "without 'loss'")])
@@ -381,6 +461,34 @@ def test_one_process_at_a_time(tmp_path):
     (tmp_path / "go").touch()
     assert os.waitpid(process, 0)[1] == 0
     assert Engine(toy).run().results == {"a": True}
+
+
+class Shared(Toy):
+    """A study whose cells lock their folders themselves."""
+
+    lock_cells = True
+
+    def reserve(self):
+        """Its cells do it."""
+
+
+def test_another_process_is_waited_for_where_it_makes_the_same_and_not_in_the_folder_of_a_run(tmp_path):
+    """Meanwhile others go on."""
+    out, events, said = tmp_path / "o", [], []
+    (data,), (other,) = noting(events, "data"), noting(events, "other")
+    data, other = (replace(one, steps=(replace(one.steps[0], inline=True),)) for one in (data, other))
+    (mine,) = noting(events, "run", records={"run": "--lr 1"})
+    with another_in(out / "data") as process:
+        wait = Cell("wait", (python("import time; time.sleep(0.2)"), Call(process.terminate, inline=True)))
+        assert not Engine(Shared(out, data, other, wait), say=said.append, jobs=2).run().failed
+    assert events == ["other", "data"] and f"== {out}/data: another process is creating what" in " ".join(said)
+    with another_in(out / "run"):
+        failed = Engine(Shared(out, data, mine)).run().failed
+    assert list(failed) == ["run"] and "is running here" in failed["run"]
+    assert not Engine(Shared(out, mine)).run().failed and (out / "run/options").read_text() == "--lr 1\n"
+    failed = Engine(Shared(out, replace(mine, name="again", records={"run": "--lr 2"}))).run().failed
+    assert failed["again"].startswith(f"--out {out}/run holds the run of another command (--lr 1)")
+    assert events == ["other", "data", "run"] and not (out / ".lock").exists() and not (out / "run/.lock").exists()
 
 
 def test_an_interrupt_ends_all_processes_and_the_same_command_goes_on(tmp_path):

@@ -138,7 +138,7 @@ def test_a_study_is_kept_and_found_again(tmp_path, monkeypatch):
         "softmax",
         "delta",
     ]
-    assert (tmp_path / "probes.png").stat().st_size > 5000 and "\n".join(lines) in (tmp_path / "table.md").read_text()
+    assert (tmp_path / "probes.svg").stat().st_size > 5000 and "\n".join(lines) in (tmp_path / "table.md").read_text()
     best = found["found"]["reversal"][0]
     kept = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("reversal-softmax-*")]
     assert len(kept) == 4

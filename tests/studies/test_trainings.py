@@ -5,22 +5,35 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from leapformer_fairseq.studies import trainings
-from leapformer_fairseq.studies.trainings import Process
+from leapformer_fairseq.studies import engine, trainings
+from leapformer_fairseq.studies.engine import Cell, Command, Engine
 from leapformer_fairseq.support.errors import LeapformerError
-from tests.commands import carried_out, status_of
-from tests.studies.ablation.test_running import VALID, checkpoint, python, saying
+from leapformer_fairseq.support.files import owned
+from tests.studies.ablation.test_running import VALID, checkpoint, python
+from tests.studies.recipes.running import Cells
 from tests.support.test_files import another_in
 
 
+def step(code, watch=lambda entry: None, *words):
+    """Python code that runs as a training does; `watch` receives the entries of its log."""
+    return Command(("-uc", code, *words), "train.log", "python", tell=lambda entry: watch(entry) or "")
+
+
+def run(out, *cells, **options):
+    return Engine(Cells(out, *cells), **options).run()
+
+
 def test_output_is_added_to_the_log(tmp_path):
-    log = tmp_path / "train.log"
     for word in ("first", "second"):
-        assert carried_out(status_of(Process(saying(word, status=3), log))) == 3
-    assert log.read_text() == "first\nsecond\n"
+        state = run(tmp_path, Cell("a", (step(f"print('{word}'); raise SystemExit(3)"),)))
+        assert state.failed == {"a": f"{word} (exit status 3; see {tmp_path}/a/train.log)"}
+    assert (tmp_path / "a/train.log").read_text() == "first\nsecond\n"
 
 
 def test_the_speed_of_an_empty_log_is_not_known(tmp_path):
@@ -51,9 +64,8 @@ while True:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize(("code", "cleaned"), [(WAITING, True), (DEAF, False)])
 def test_an_interrupt_ends_the_training(tmp_path, monkeypatch, number, code, cleaned):
-    monkeypatch.setattr(trainings, "POLL_S", 0.05)
     monkeypatch.setattr(trainings, "PATIENCE_S", 5.0 if cleaned else 0.2)
-    seen, started, log, start = [], [], tmp_path / "train.log", subprocess.Popen
+    seen, started, start = [], [], subprocess.Popen
 
     def popen(*args, **options):
         started.append(start(*args, **options))
@@ -67,33 +79,42 @@ def test_an_interrupt_ends_the_training(tmp_path, monkeypatch, number, code, cle
     before = signal.signal(number, signal.SIG_DFL)  # whoever runs the tests may ignore it
     try:
         with pytest.raises(KeyboardInterrupt):
-            carried_out(status_of(Process(python(code), log, watch)))
+            run(tmp_path, Cell("a", (step(code, watch),)))
         assert signal.getsignal(number) == signal.SIG_DFL, "as it was"
     finally:
         signal.signal(number, before)
     assert seen == ["4.2"]
     assert started[0].poll() is not None, "it has ended"
-    assert ("cleaned up" in log.read_text()) is cleaned
+    assert ("cleaned up" in (tmp_path / "a/train.log").read_text()) is cleaned
 
 
-def several(tmp_path, names, at_once, code="print('on')"):
-    """Runs works of two processes each; what each was sent, in order of events."""
+def several(out, names, jobs, monkeypatch):
+    """Run cells of two processes each; the beginnings and ends of these in order."""
     events = []
 
-    def work(name):
-        for part in (1, 2):
-            events.append(("begin", name, part))
-            status = yield Process(python(f"{code}; raise SystemExit({part})"), tmp_path / f"{name}.log")
-            events.append(("end", name, status))
+    class Noting(trainings.Running):
+        def __init__(self, about):
+            self.name = about.log.parent.name
+            events.append(("begin", self.name))
+            super().__init__(about)
 
-    trainings.run_all((work(name) for name in names), at_once)
+        def close(self):
+            events.append(("end", self.name))
+            super().close()
+
+    monkeypatch.setattr(trainings, "Running", Noting)
+    run(out, *(Cell(name, (step("print('on')"), step("print('on')"))) for name in names), jobs=jobs)
     return events
 
 
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    monkeypatch.setattr(engine, "POLL_S", 0.02)
+
+
 class TestSeveral:
-    def test_all_are_interrupted_before_one_is_waited_for(self, tmp_path, monkeypatch):
+    def test_all_are_interrupted_before_one_is_waited_for(self, tmp_path):
         """Each ends when it sees that all were interrupted, or alone after five seconds."""
-        monkeypatch.setattr(trainings, "POLL_S", 0.02)
         code = f"""
 import pathlib, sys, time
 folder, name = pathlib.Path({str(tmp_path)!r}), sys.argv[1]
@@ -111,34 +132,28 @@ except KeyboardInterrupt:
         time.sleep(0.01)
 """
 
-        def work(name):
-            yield Process(
-                [*python(code), name], tmp_path / f"{name}.log", lambda entry: os.kill(os.getpid(), signal.SIGINT)
-            )
+        def interrupt(entry):
+            os.kill(os.getpid(), signal.SIGINT)
 
         with pytest.raises(KeyboardInterrupt):
-            trainings.run_all((work(name) for name in "abc"), 3)
+            run(tmp_path / "o", *(Cell(name, (step(code, interrupt, name),)) for name in "abc"), jobs=3)
         assert len(list(tmp_path.glob("*.together"))) == 3
 
     def test_each_goes_on_after_its_own_processes(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(trainings, "POLL_S", 0.02)
-        events = several(tmp_path, "abc", 2)
+        events = several(tmp_path, "abc", 2, monkeypatch)
         for name in "abc":
-            own = [(kind, number) for kind, one, number in events if one == name]
-            assert own == [("begin", 1), ("end", 1), ("begin", 2), ("end", 2)]
-            assert (tmp_path / f"{name}.log").read_text() == "on\non\n"
+            assert [kind for kind, one in events if one == name] == ["begin", "end", "begin", "end"]
+            assert (tmp_path / name / "train.log").read_text() == "on\non\n"
 
     def test_no_more_than_so_many_at_once(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(trainings, "POLL_S", 0.02)
         running = most = 0
-        for kind, _, _ in several(tmp_path, "abcd", 2):
+        for kind, _ in several(tmp_path / "two", "abcd", 2, monkeypatch):
             running += 1 if kind == "begin" else -1
             most = max(most, running)
         assert most == 2
-        assert [name for _, name, _ in several(tmp_path, "ab", 1)] == list("aaaabbbb")
+        assert [name for _, name in several(tmp_path / "one", "ab", 1, monkeypatch)] == list("aaaabbbb")
 
     def test_an_interrupt_ends_all(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(trainings, "POLL_S", 0.05)
         started, start = [], subprocess.Popen
 
         def popen(*args, **options):
@@ -149,28 +164,16 @@ except KeyboardInterrupt:
             if len(started) == 2:
                 os.kill(os.getpid(), signal.SIGINT)
 
-        def work(name):
-            yield Process(python(WAITING), tmp_path / f"{name}.log", watch)
-            raise AssertionError("it went on after an interrupt")
-
         monkeypatch.setattr(subprocess, "Popen", popen)
         with pytest.raises(KeyboardInterrupt):
-            trainings.run_all((work(name) for name in "abc"), 2)
+            run(tmp_path, *(Cell(name, (step(WAITING, watch), step("print(1)"))) for name in "abc"), jobs=2)
         assert len(started) == 2 and all(process.poll() is not None for process in started)
 
-    def test_what_a_work_raises_ends_all(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(trainings, "POLL_S", 0.05)
-
-        def works():
-            yield (Process(python(WAITING), tmp_path / "a.log") for _ in range(2))
-            yield failing()
-
-        def failing():
-            yield Process(saying("out", status=3), tmp_path / "b.log")
-            raise trainings.failure(tmp_path / "b.log", 0, 3)
-
-        with pytest.raises(LeapformerError, match="out .exit status 3"):
-            trainings.run_all(works(), 2)
+    def test_a_vital_failure_ends_all(self, tmp_path):
+        cells = Cell("a", (step(WAITING),)), Cell("b", (step("print('out'); raise SystemExit(3)"),), vital=True)
+        with pytest.raises(LeapformerError, match="b failed: out .exit status 3"):
+            run(tmp_path, *cells, jobs=2)
+        assert not (tmp_path / "a/done").exists()
 
 
 def test_a_copy_that_was_interrupted_is_replaced_by_the_newest_whole_checkpoint(tmp_path):
@@ -195,10 +198,17 @@ def test_without_a_whole_checkpoint_a_training_begins_again(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_best.pt"]
 
 
+@contextmanager
+def reserved(folder: Path, record: str, study: str) -> Iterator[None]:
+    with owned(folder):
+        trainings.reserve(folder, record, study)
+        yield
+
+
 class TestFolder:
     def test_it_belongs_to_one_command(self, tmp_path):
         for _ in range(2):
-            with trainings.locked(tmp_path, "data --lr 1", "ablation"):
+            with reserved(tmp_path, "data --lr 1", "ablation"):
                 pass
         with pytest.raises(LeapformerError, match="another command .data --lr 1.; choose another folder"):
             trainings.check_folder(tmp_path, "data --lr 2", "ablation")
@@ -208,30 +218,30 @@ class TestFolder:
         (tmp_path / "thesis.tex").touch()
         with (
             pytest.raises(LeapformerError, match="not empty and holds no ablation"),
-            trainings.locked(tmp_path, "data", "ablation"),
+            reserved(tmp_path, "data", "ablation"),
         ):
             pass
         assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
     def test_two_processes_cannot_work_in_it(self, tmp_path):
         refused = pytest.raises(LeapformerError, match="is running here")
-        with another_in(tmp_path), refused, trainings.locked(tmp_path, "data", "ablation"):
+        with another_in(tmp_path), refused, reserved(tmp_path, "data", "ablation"):
             pass
-        with trainings.locked(tmp_path, "data", "ablation"):
+        with reserved(tmp_path, "data", "ablation"):
             pass
 
     def test_a_training_that_was_left_behind_keeps_the_folder(self, tmp_path):
         """As after `kill -9` of the ablation: only the lock's own file is closed here, not the training's copy."""
-        with trainings.locked(tmp_path, "data", "ablation"):
+        with reserved(tmp_path, "data", "ablation"):
             left = subprocess.Popen(python("input()"), stdin=subprocess.PIPE, close_fds=False)
-        with pytest.raises(LeapformerError, match="that it started"), trainings.locked(tmp_path, "data", "ablation"):
+        with pytest.raises(LeapformerError, match="that it started"), reserved(tmp_path, "data", "ablation"):
             pass
         left.communicate(b"\n")
-        with trainings.locked(tmp_path, "data", "ablation"):
+        with reserved(tmp_path, "data", "ablation"):
             pass
 
     def test_every_training_holds_it(self, tmp_path):
         held = "import os; print(*(os.path.realpath(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd')))"
-        with trainings.locked(tmp_path, "data", "ablation"):
-            carried_out(status_of(Process(python(held), tmp_path / "train.log")))
-        assert str((tmp_path / ".lock").resolve()) in (tmp_path / "train.log").read_text().split()
+        with reserved(tmp_path, "data", "ablation"):
+            run(tmp_path, Cell("a", (step(held),)))
+        assert str((tmp_path / ".lock").resolve()) in (tmp_path / "a/train.log").read_text().split()

@@ -20,6 +20,7 @@ import numpy as np
 from ...support.errors import LeapformerError
 from ...support.files import replacing
 from ...support.lines import read_lines
+from ...support.options import at_least
 from ...support.progress import Watch, unwatched
 from .. import prepared
 from ..arrays import Example
@@ -48,9 +49,8 @@ class Trees:
 
     def check(self) -> None:
         """Raise LeapformerError for impossible values."""
-        for name, least in (("min_length", 0), ("max_depth", 2), ("max_arguments", 2)):
-            if getattr(self, name) < least:
-                raise LeapformerError(f"--{name.replace('_', '-')} {getattr(self, name)}: give at least {least}")
+        at_least(0, min_length=self.min_length)
+        at_least(2, max_depth=self.max_depth, max_arguments=self.max_arguments)
         if self.max_length < self.min_length + 2:
             raise LeapformerError(
                 f"--max-length {self.max_length}: lengths lie between {self.min_length} and this, exclusive; give at "
@@ -94,9 +94,7 @@ def build(
     hardly any tree meets, and an `out` with other files.
     """
     trees.check()
-    for split, size in sizes.items():
-        if size < 1:
-            raise LeapformerError(f"--{split} {size}: give at least 1")
+    at_least(1, **sizes)
     options = {"corpus": NAME, **sizes, "seed": seed, **asdict(trees)}
     out = Path(out)
     if (summary := prepared.begin(out, options)) is not None:

@@ -25,6 +25,7 @@ from PIL import Image
 from ...support.errors import LeapformerError
 from ...support.files import write_text
 from ...support.lines import read_lines
+from ...support.options import at_least
 from ...support.processes import pool_of
 from ...support.progress import Watch, unwatched
 from .. import prepared
@@ -56,8 +57,7 @@ def build(
     sizes.check()
     if images < 2:
         raise LeapformerError(f"--images {images}: give at least 2, one of each label")
-    if workers < 1:
-        raise LeapformerError(f"--workers {workers}: give at least 1")
+    at_least(1, workers=workers)
     options = {"corpus": NAME, "images": images, "seed": seed, **asdict(sizes)}
     out = Path(out)
     if (summary := prepared.begin(out, options)) is not None:

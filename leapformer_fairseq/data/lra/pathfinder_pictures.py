@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from ...support.errors import LeapformerError
+from ...support.options import at_least
 
 SIDE, CONTOUR = 32, 14  # those of Long Range Arena
 CONTRASTS = ("published", "equal")
@@ -54,9 +55,8 @@ class Sizes:
 
     def check(self) -> None:
         """Raise LeapformerError for unsupported values."""
-        for name, least in (("contour", 2), ("side", 12)):
-            if getattr(self, name) < least:
-                raise LeapformerError(f"--{name} {getattr(self, name)}: give at least {least}")
+        at_least(2, contour=self.contour)
+        at_least(12, side=self.side)
         if self.contour * self.step > min(ROOM[0] * self.side**2, ROOM[1] * self.side):
             raise LeapformerError(
                 f"--contour {self.contour}: two curves of {self.contour * self.step:g} pixels find no room in --side "

@@ -1,27 +1,25 @@
-"""`leapformer demo`: a bundled model translates its example recording, or another one; without PyTorch and fairseq."""
+"""`leapformer demo`: translate a bundled sentence with a bundled model, at once and without PyTorch."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from ...support.errors import LeapformerError
 from ...support.files import read_json
+from ...support.options import parse
 from ..audio import FRAME_MS, SAMPLE_RATE, UNIT_MS, read_speech
 from ..simul.live import load_sessions
 from ..simul.session import Event
 from . import stream
 
-HELP = "translate a bundled English recording into German with a bundled model, in the terminal or on a page"
 FOLDER = Path(__file__).parents[1] / "demo"
 MODEL, EXAMPLE = FOLDER / "model", FOLDER / "example.json"
 NEEDED = ("audio", "source", "reference", "lagging")  # of example.json
@@ -33,16 +31,14 @@ What next
   bash scripts/quickstart.sh  train this model yourself"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what to translate, how fast, and where to show it."""
-    add = parser.add_argument
-    add("audio", nargs="?", metavar="FILE", help="a 16 kHz mono recording to translate instead of the example; the "
-        "model knows only the few hundred English words of the quickstart's synthetic corpus")  # fmt: skip
-    add("--live", action=argparse.BooleanOptionalAction, help="as the words are spoken, or as fast as possible "
-        "(default: live on a terminal)")  # fmt: skip
-    add("--waitk-lagging", type=int, metavar="K", help="steps that are heard before the first token (default: 3)")
-    add("--page", action="store_true", help="open a page in the browser instead: microphone or file in, text out")
-    add("--port", type=int, default=8000, metavar="N", help="of the page; 0: any that is free (default: %(default)s)")
+OPTIONS = """
+audio [FILE]            a 16 kHz mono recording to translate instead of the example; the model knows only the few
+                        hundred English words of the quickstart's synthetic corpus
+--[no-]live             as the words are spoken, or as fast as possible (default: live on a terminal)
+--waitk-lagging K:int   steps that are heard before the first token (default: 3)
+--page                  open a page in the browser instead: microphone or file in, text out
+--port N:int = 8000     of the page; 0: any that is free
+"""
 
 
 def run(args: Namespace) -> int:
@@ -66,18 +62,12 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _options(command: ModuleType, words: list[str]) -> Namespace:
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    return parser.parse_args(words)
-
-
 def _show_page(words: list[str], example: dict[str, Any]) -> int:
     """`leapformer serve` with the bundled model: onnxruntime translates in this process."""
     from . import serve  # which the demo in the terminal need not wait for
 
     print(f"no microphone? choose this file on the page: {os.path.relpath(FOLDER / example['audio'])}", flush=True)
-    return serve.run(_options(serve, words))
+    return serve.run(parse(serve, words))
 
 
 def _translate(words: list[str], recording: Path | None, example: dict[str, Any], live: bool | None) -> None:
@@ -85,7 +75,7 @@ def _translate(words: list[str], recording: Path | None, example: dict[str, Any]
     path = recording or FOLDER / example["audio"]
     samples = read_speech(path)
     seconds = len(samples) / SAMPLE_RATE
-    system, _, create = load_sessions(_options(stream, [str(path), *words]))
+    system, _, create = load_sessions(parse(stream, [str(path), *words]))
     session, lagging, step = create(False), words[3], system.step_frames * FRAME_MS
     size = sum(file.stat().st_size for file in MODEL.iterdir()) / 1e6
     print(f"English, {seconds:.1f} s:  {recording or example['source']}")

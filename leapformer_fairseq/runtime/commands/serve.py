@@ -1,4 +1,4 @@
-"""`leapformer serve`: live speech translation on a web page, or for clients of simulstream."""
+"""`leapformer serve`: translate live on a page in the browser."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from urllib.parse import quote
 import numpy as np
 
 from ...support.errors import LeapformerError
+from ...support.options import DEVICE, flag
 from ..audio import SAMPLE_RATE
 from ..serve import files
 from ..serve.files import FileServer
@@ -28,34 +29,31 @@ from ..serve.server import LiveServer
 from ..serve.talk import Limits
 from ..serve.texts import Texts, state_folder
 from ..simul.live import LoadSessions, load_sessions
-from ..simul.options import add_segment_options, add_system_options, segment_options
+from ..simul.options import SEGMENT_OPTIONS, SYSTEM_OPTIONS, segment_options
 
-HELP = "translate speech live on a page in the browser: microphone or file in, text out, several speakers and listeners"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the sub-command."""
-    add = parser.add_argument
-    add_system_options(parser)
-    add_segment_options(parser)
-    add("--in-browser", action="store_true", help="only serve files: the browser itself translates, with a folder "
-        "made by `leapformer export` as --checkpoint")  # fmt: skip
-    add("--onnxruntime-web", type=Path, default=Path("node_modules/onnxruntime-web/dist"), metavar="DIR",
-        help="with --in-browser: its folder dist (default: %(default)s)")  # fmt: skip
-    add("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, for this machine alone)")
-    add("--port", type=int, default=8000, help="0: any that is free (default: 8000)")
-    add("--token", help="what clients must know (default: none on this machine alone, else a random one)")
-    add("--allow-host", action="append", default=[], metavar="NAME", help="a name by which browsers call this server, "
-        "such as that of a proxy; addresses, localhost and this machine's name are known; may be repeated")  # fmt: skip
-    add("--talks", type=Path, metavar="DIR", help="where the texts of talks are kept, a file each (default: "
-        "leapformer/talks below the user's folder of states)")  # fmt: skip
-    add("--no-talks", action="store_true", help="keep no texts: they end with the server")
-    add("--open", action="store_true", help="open the page in a browser on this machine")
-    add("--title", help="what the page calls the model (default: the name of its folder)")
-    for limit in fields(Limits):
-        add(f"--max-{limit.name.replace('_', '-')}", type=type(limit.default), default=limit.default, metavar="N",
-            help=f"{limit.metadata['about']} (default: %(default)s)")  # fmt: skip
-    add("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
+LIMITS = "\n".join(
+    f"{flag(f'max_{limit.name}')} N:{type(limit.default).__name__} = {limit.default}  {limit.metadata['about']}"
+    for limit in fields(Limits)
+)
+OPTIONS = f"""
+{SYSTEM_OPTIONS}
+{SEGMENT_OPTIONS}
+--in-browser            only serve files: the browser itself translates, with a folder made by `leapformer export` as
+                        --checkpoint
+--onnxruntime-web DIR:path = node_modules/onnxruntime-web/dist  with --in-browser: its folder dist
+--host HOST = 127.0.0.1  address to listen at (default: 127.0.0.1, for this machine alone)
+--port PORT:int = 8000  0: any that is free
+--token TOKEN           what clients must know (default: none on this machine alone, else a random one)
+--allow-host NAME*      a name by which browsers call this server, such as that of a proxy; addresses, localhost and
+                        this machine's name are known; may be repeated
+--talks DIR:path        where the texts of talks are kept, a file each (default: leapformer/talks below the user's
+                        folder of states)
+--no-talks              keep no texts: they end with the server
+--open                  open the page in a browser on this machine
+--title TITLE           what the page calls the model (default: the name of its folder)
+{LIMITS}
+{DEVICE}
+"""
 
 
 def run(
@@ -140,8 +138,7 @@ def _check_browser(args: argparse.Namespace, path: Path) -> None:
     for option, only in only_ones.items():
         value = getattr(args, option)
         if value != only:
-            name = option.replace("_", "-")
-            raise LeapformerError(f"--{name} {value} with --in-browser, which does not have it; leave one out")
+            raise LeapformerError(f"{flag(option)} {value} with --in-browser, which does not have it; leave one out")
     if args.history == "window" and args.policy != "wait-k":
         raise LeapformerError(
             f"--history window with --policy {args.policy} and --in-browser: exported models do not tell what they "

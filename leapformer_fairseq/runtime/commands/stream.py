@@ -1,4 +1,4 @@
-"""`leapformer stream`: translate a recording of any length, or audio from standard input, live in the terminal."""
+"""`leapformer stream`: translate a recording or standard input live in the terminal."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from ...support.errors import LeapformerError
+from ...support.options import DEVICE, choice
 from ..audio import SAMPLE_RATE, read_blocks, read_pcm
 from ..simul.live import LoadSessions, load_sessions
-from ..simul.options import add_segment_options, add_system_options
+from ..simul.options import SEGMENT_OPTIONS, SYSTEM_OPTIONS
 from ..simul.record import LOG_FORMATS, Recorder
 
 if TYPE_CHECKING:
@@ -29,26 +30,23 @@ if TYPE_CHECKING:
 
     from ..simul.session import Event, Session
 
-HELP = "translate a recording of any length, or speech that arrives on standard input, live in the terminal"
 BLOCK = SAMPLE_RATE // 10  # samples of a recording that are read at once; what is written does not depend on it
 CLEAR, GREY, PLAIN = "\x1b[J", "\x1b[90m", "\x1b[0m"
 DRAFT_ROWS = 3  # of the terminal, at most
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the sub-command."""
-    add = parser.add_argument
-    add("audio", metavar="FILE|-", help="16 kHz mono recording; - reads raw 16-bit little-endian PCM as it arrives")
-    add_system_options(parser)
-    add_segment_options(parser)
-    add("--realtime", action="store_true", help="read a recording no faster than it was spoken")
-    add("--json", action="store_true", help="a JSON object for every piece of text, and one for the summary")
-    add("--no-drafts", action="store_true", help="leave out what is not certain yet (it is shown on a terminal and in "
-        "JSON, and costs decoding)")  # fmt: skip
-    add("--log", metavar="FILE", help="also write what is shown and taken back, and when, for `leapformer score`")
-    add("--log-format", choices=LOG_FORMATS, default=LOG_FORMATS[0], help="simulstream's metrics log, or OmniSTEval's "
-        f"JSONL, which knows no drafts (default: {LOG_FORMATS[0]})")  # fmt: skip
-    add("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
+OPTIONS = f"""
+audio FILE|-            16 kHz mono recording; - reads raw 16-bit little-endian PCM as it arrives
+{SYSTEM_OPTIONS}
+{SEGMENT_OPTIONS}
+--realtime              read a recording no faster than it was spoken
+--json                  a JSON object for every piece of text, and one for the summary
+--no-drafts             leave out what is not certain yet (it is shown on a terminal and in JSON, and costs decoding)
+--log FILE              also write what is shown and taken back, and when, for `leapformer score`
+--log-format {choice(LOG_FORMATS)} = {LOG_FORMATS[0]}  simulstream's metrics log, or OmniSTEval's JSONL, which knows no
+                        drafts
+{DEVICE}
+"""
 
 
 def run(args: argparse.Namespace, load_sessions: LoadSessions = load_sessions) -> int:

@@ -1,4 +1,4 @@
-"""`leapformer tts`: synthesise speech from text, phonemes or a manifest with a trained text-to-speech model."""
+"""`leapformer tts`: speak text, phonemes or a manifest with a trained model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import soundfile
 from ...support.errors import LeapformerError
 from ...support.files import locked_folder, owned, write_text
 from ...support.lines import lines_or_text, read_table
+from ...support.options import flag
 from ...support.progress import progress
 from ...support.signature import signature
 from ..acoustics.mel import MelConfig
@@ -23,7 +24,6 @@ from ..folder import Folder
 from ..spoken import Manifests, Manner, Script, Utterance, Voice
 from ..voice import ExportedVoice
 
-HELP = "speak text, phonemes or a manifest with a trained text to speech model"
 RECORD = "run.json"
 INSTALL = "pip install 'leapformer-fairseq[train]'"
 COLUMNS = ("id", "text", "audio", "frames", "stopped", "reference", "reference_frames", "predicted_frames")
@@ -48,41 +48,24 @@ class Training(Protocol):
         """Write a picture of an utterance with its alignment."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the sub-command."""
-    parser.add_argument(
-        "--path",
-        metavar="CHECKPOINT",
-        required=True,
-        help="of leapformer_tts, or its exported folder",
-    )
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--subset", metavar="NAME", help="speak the manifest NAME.tsv of the data")
-    what.add_argument("--phonemes", metavar="FILE_OR_TEXT", help="phonemes with spaces between them, a sentence a line")
-    what.add_argument(
-        "--text", metavar="FILE_OR_TEXT", help="written sentences, a line each; espeak-ng finds the phonemes"
-    )
-    parser.add_argument("--speaker", metavar="NAME", help="of a model with several: who speaks --text or --phonemes")
-    parser.add_argument("--out", metavar="DIR", required=True, help="folder for wav/, mel/, manifest.tsv and run.json")
-    parser.add_argument("--data", metavar="DIR", help="folder with config.yaml (default: the training's, if any)")
-    parser.add_argument(
-        "--eos-threshold", type=float, default=0.5, metavar="P", help="probability that ends a sentence (default: 0.5)"
-    )
-    parser.add_argument(
-        "--max-steps", type=int, default=1000, metavar="N", help="decoder steps at most (default: 1000)"
-    )
-    parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="sentences at a time (default: 16)")
-    parser.add_argument(
-        "--plots", type=int, default=0, metavar="N", help="draw spectrogram, alignment and end of the first N sentences"
-    )
-    parser.add_argument("--hifigan", nargs=2, metavar=("CHECKPOINT", "CONFIG"), help="vocoder instead of Griffin-Lim")
-    parser.add_argument("--iterations", type=int, default=32, metavar="N", help="of Griffin-Lim (default: 32)")
-    parser.add_argument(
-        "--model-overrides", metavar="DICT", default="{}",
-        help="options saved with the model, replaced, as in \"{'length_predictor': 'lookup'}\"",
-    )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=1, help="of the pre-net dropout, active at inference (default: 1)")
-    parser.add_argument("--cpu", action="store_true", help="even where there is a GPU")
+OPTIONS = """
+--path CHECKPOINT!      of leapformer_tts, or its exported folder
+--subset NAME!          speak the manifest NAME.tsv of the data
+| --phonemes FILE_OR_TEXT!  phonemes with spaces between them, a sentence a line
+| --text FILE_OR_TEXT!  written sentences, a line each; espeak-ng finds the phonemes
+--speaker NAME          of a model with several: who speaks --text or --phonemes
+--out DIR!              folder for wav/, mel/, manifest.tsv and run.json
+--data DIR              folder with config.yaml (default: the training's, if any)
+--eos-threshold P:float = 0.5  probability that ends a sentence
+--max-steps N:int = 1000  decoder steps at most
+--batch-size N:int = 16  sentences at a time
+--plots N:int = 0       draw spectrogram, alignment and end of the first N sentences
+--hifigan CHECKPOINT CONFIG  vocoder instead of Griffin-Lim
+--iterations N:int = 32  of Griffin-Lim
+--model-overrides DICT = {}  options saved with the model, replaced, as in "{'length_predictor': 'lookup'}"
+--seed N:int = 1        of the pre-net dropout, active at inference
+--cpu                   even where there is a GPU
+"""
 
 
 def run(args: argparse.Namespace, training: Training | None = None) -> int:
@@ -113,7 +96,7 @@ def _run(args: argparse.Namespace, training: Training | None) -> int:
             rows.append(_write(folder, script, utterance, vocode, mels.sample_rate))
             if training and utterance.alignment is not None:
                 (folder / "plots").mkdir(exist_ok=True)
-                training.draw(utterance, script, folder / "plots" / f"{script.id}.png")
+                training.draw(utterance, script, folder / "plots" / f"{script.id}.svg")
             watch(len(rows), len(scripts))
     stopped = sum(int(row["stopped"]) for row in rows)
     print(f"{len(rows)} sentences in {folder}; {stopped} of them ended by themselves")
@@ -127,7 +110,7 @@ def _check(args: argparse.Namespace) -> None:
         raise LeapformerError(f"--eos-threshold {args.eos_threshold}: give a probability between 0 and 1")
     for name, least in (("max_steps", 1), ("batch_size", 1), ("iterations", 1), ("plots", 0)):
         if getattr(args, name) < least:
-            raise LeapformerError(f"--{name.replace('_', '-')} {getattr(args, name)}: give a number from {least}")
+            raise LeapformerError(f"{flag(name)} {getattr(args, name)}: give a number from {least}")
 
 
 def _overrides(text: str) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import Any, Protocol
 
 from ...support.errors import LeapformerError
+from ...support.options import TakesOptions, add_options, choice
 from ..sentences import SentenceModel
 from .policy import POLICIES, PolicyOptions
 from .segments import HISTORIES, SEGMENTS, SegmentOptions
@@ -16,81 +16,63 @@ from .text import EMITTERS
 LEAST_SENTENCE = 0.5  # seconds
 ENGINES = ("auto", "incremental", "recompute")  # `engine.engine_for` knows them
 
-
-class TakesOptions(Protocol):
-    """An argparse parser, or an object that forwards to one."""
-
-    def add_argument(self, option: str, /, **settings: Any) -> Any: ...
+DEFAULT = SegmentOptions()
+SYSTEM_OPTIONS = f"""
+--checkpoint CHECKPOINT!  fairseq checkpoint, leapformer_simulst* or leapformer_s2t*; or a folder that `leapformer
+                        export` made, which needs no --data-root
+--data-root DATA_ROOT   folder of the config yaml, as given to training
+--config-yaml CONFIG_YAML = config.yaml  data config in --data-root
+--policy {choice(POLICIES)} = wait-k  when to write
+--waitk-lagging K:int   wait-k: k, in steps (default: the trained one; of a range the high end)
+--catch-up N:float = 1  wait-k: tokens for each step after the first k
+--hold N:int = 3        hold-n: tokens at the end that are held back
+--agree N:int = 2       local-agreement: steps whose translations must agree
+--align-frames N:int = 4  alignatt: a token that attends most to one of the last states waits, of so many
+--align-layer N:int = -1  alignatt, --history window: the decoder layer that is looked at, from 1, or from the last one
+                        backwards, from -1
+--engine {choice(ENGINES)} = auto  encode arriving speech once, or all of it again at every read (default: once, where
+                        the encoder can)
+--pre-decision-ratio N:int  encoder states (40 ms each) of a step (default: the trained one)
+--max-draft N:int = 40  tokens that hold-n and local-agreement look ahead
+--max-len-a A:float = 0  at most A * frames (10 ms) + B tokens
+--max-len-b B:int = 200  at most A * frames (10 ms) + B tokens
+--max-after-read N:int  at most N tokens after the whole source was read
+--no-repeat-ngram-size N:int = 0  no N tokens come twice in an utterance or segment, against models that repeat
+                        themselves (default: 0, no limit)
+--unit {choice(EMITTERS)}  write words, or pieces at once (default: --eval-latency-unit)
+--early-eos {choice(EARLY_EOS)} = mask  wait-k: end of sentence before that of the source: forbid it, or take it back
+                        and wait for more source
+--silence-db DB:float_or_off = {SILENCE_DB:g}  what is quieter, in decibels of full scale, is no speech: neither before
+                        the first sound nor where pauses end a segment; off: audio begins with its first sample, and
+                        pauses are only relative
+--lead-ms MS:int        of silence before a sound that an utterance or segment begins with, as much as the recordings of
+                        the training do (default: live 0; of recordings up to a second, and 0 of longer silence)
+--num-threads N:int = 1  CPU threads of torch; fixed, so that timings can be compared
+"""
+SEGMENT_OPTIONS = f"""
+--segment {choice(SEGMENTS)}  what ends a segment, at the latest when --max-seconds are kept in mind (default:
+                        {DEFAULT.kind}; with --history window seconds, with --sentence-ends sentence)
+--sentence-ends FILE    from `leapformer sentence-ends`: finds the ends of sentences, for speech without pauses
+--history {choice(HISTORIES)} = {DEFAULT.history}  what is kept in mind: the segment, or a window that forgets old text
+                        with its source, so that a talk needs no pauses and a segment no end
+--history-words N:int = {DEFAULT.history_words}  --history window: last words that stay (--unit char: pieces)
+--pause-ms MS:int = {DEFAULT.pause_ms}  a pause is so long
+--pause-db DB:float = {DEFAULT.pause_db:g}  and so much quieter than the loudest of the last 10 s
+--segment-tokens N:int = {DEFAULT.tokens}  --segment tokens: target tokens of a segment
+--min-seconds S:float   of a segment (default: {DEFAULT.min_seconds:g}; with --segment sentence {LEAST_SENTENCE})
+--max-seconds S:float = {DEFAULT.max_seconds:g}  of a segment
+--carry (none|encoder) = none  what is carried over segments: nothing, or the encoder with what it has heard
+"""
 
 
 def add_system_options(parser: TakesOptions) -> None:
     """Add the options for the model, the policy, output limits and threads."""
-    add = parser.add_argument
-    add("--checkpoint", required=True, help="fairseq checkpoint, leapformer_simulst* or leapformer_s2t*; or a folder "
-        "that `leapformer export` made, which needs no --data-root")  # fmt: skip
-    add("--data-root", help="folder of the config yaml, as given to training")
-    add("--config-yaml", default="config.yaml", help="data config in --data-root")
-    add("--policy", choices=tuple(POLICIES), default="wait-k", help="when to write (default: wait-k)")
-    add("--waitk-lagging", type=int, help="wait-k: k, in steps (default: the trained one; of a range the high end)")
-    add("--catch-up", type=float, default=1.0, help="wait-k: tokens for each step after the first k (default: 1)")
-    add("--hold", type=int, default=3, help="hold-n: tokens at the end that are held back (default: 3)")
-    add("--agree", type=int, default=2, help="local-agreement: steps whose translations must agree (default: 2)")
-    add(
-        "--align-frames",
-        type=int,
-        default=4,
-        help="alignatt: a token that attends most to one of the last states waits, of so many (default: 4)",
-    )
-    add("--align-layer", type=int, default=-1, help="alignatt, --history window: the decoder layer that is looked at, "
-        "from 1, or from the last one backwards, from -1 (default: -1)")  # fmt: skip
-    add(
-        "--engine",
-        choices=ENGINES,
-        default="auto",
-        help="encode arriving speech once, or all of it again at every read (default: once, where the encoder can)",
-    )
-    add("--pre-decision-ratio", type=int, help="encoder states (40 ms each) of a step (default: the trained one)")
-    add("--max-draft", type=int, default=40, help="tokens that hold-n and local-agreement look ahead (default: 40)")
-    add("--max-len-a", type=float, default=0.0, help="at most A * frames (10 ms) + B tokens: A")
-    add("--max-len-b", type=int, default=200, help="at most A * frames (10 ms) + B tokens: B")
-    add("--max-after-read", type=int, metavar="N", help="at most N tokens after the whole source was read")
-    add("--no-repeat-ngram-size", type=int, default=0, metavar="N", help="no N tokens come twice in an utterance or "
-        "segment, against models that repeat themselves (default: 0, no limit)")  # fmt: skip
-    add("--unit", choices=tuple(EMITTERS), help="write words, or pieces at once (default: --eval-latency-unit)")
-    add("--early-eos", choices=EARLY_EOS, default="mask", help="wait-k: end of sentence before that of the source:"
-        " forbid it, or take it back and wait for more source")  # fmt: skip
-    add("--silence-db", type=_decibels, default=SILENCE_DB, metavar="DB", help="what is quieter, in decibels of full "
-        "scale, is no speech: neither before the first sound nor where pauses end a segment; off: audio begins with "
-        f"its first sample, and pauses are only relative (default: {SILENCE_DB:g})")  # fmt: skip
-    add("--lead-ms", type=int, metavar="MS", help="of silence before a sound that an utterance or segment begins with, "
-        "as much as the recordings of the training do (default: live 0; of recordings up to a second, and 0 of longer "
-        "silence)")  # fmt: skip
-    add("--num-threads", type=int, default=1, help="CPU threads of torch; fixed, so that timings can be compared")
+    add_options(parser, SYSTEM_OPTIONS)
 
 
 def add_segment_options(parser: TakesOptions) -> None:
     """Add the options for the end of a segment, for what is kept of it, and for what is carried over to the next."""
-    add, default = parser.add_argument, SegmentOptions()
-    add("--segment", choices=SEGMENTS, help="what ends a segment, at the latest when --max-seconds are kept in mind "
-        f"(default: {default.kind}; with --history window seconds, with --sentence-ends sentence)")  # fmt: skip
-    add("--sentence-ends", metavar="FILE", help="from `leapformer sentence-ends`: finds the ends of sentences, for "
-        "speech without pauses")  # fmt: skip
-    add("--history", choices=HISTORIES, default=default.history, help="what is kept in mind: the segment, or a window "
-        "that forgets old text with its source, so that a talk needs no pauses and a segment no end (default: "
-        f"{default.history})")  # fmt: skip
-    add("--history-words", type=int, default=default.history_words, metavar="N", help="--history window: last words "
-        f"that stay (--unit char: pieces; default: {default.history_words})")  # fmt: skip
-    add("--pause-ms", type=int, default=default.pause_ms, help=f"a pause is so long (default: {default.pause_ms})")
-    add("--pause-db", type=float, default=default.pause_db, help="and so much quieter than the loudest of the last "
-        f"10 s (default: {default.pause_db:g})")  # fmt: skip
-    add("--segment-tokens", type=int, default=default.tokens, metavar="N", help="--segment tokens: target tokens of a "
-        f"segment (default: {default.tokens})")  # fmt: skip
-    add("--min-seconds", type=float, metavar="S", help=f"of a segment (default: {default.min_seconds:g}; with "
-        f"--segment sentence {LEAST_SENTENCE:g})")  # fmt: skip
-    add("--max-seconds", type=float, default=default.max_seconds, metavar="S", help="of a segment (default: "
-        f"{default.max_seconds:g})")  # fmt: skip
-    add("--carry", choices=("none", "encoder"), default="none", help="what is carried over segments: nothing, or the "
-        "encoder with what it has heard (default: none)")  # fmt: skip
+    add_options(parser, SEGMENT_OPTIONS)
 
 
 def segment_options(args: Namespace) -> SegmentOptions:
@@ -130,11 +112,6 @@ def decoding_options(args: Namespace) -> DecodingOptions:
         )
     more = args.max_after_read, args.no_repeat_ngram_size, args.silence_db, args.lead_ms
     return DecodingOptions(args.max_len_a, args.max_len_b, args.max_draft, args.early_eos, _output_unit(args), *more)
-
-
-def _decibels(text: str) -> float | None:
-    """A level, or None for off."""
-    return None if text == "off" else float(text)
 
 
 def _output_unit(args: Namespace) -> str:

@@ -13,16 +13,11 @@ from .proportions import Proportions
 
 
 def draw_maps(
-    model: Any,
-    sentences: Iterable[Example],
-    chosen: Choice,
-    head: int | str,
-    folder: Path,
-    tell: Callable[[str], None],
+    model: Any, sentences: Iterable[Example], chosen: Choice, head: int | str, folder: Path, tell: Callable[[str], None]
 ) -> tuple[Proportions, list[Path]]:
-    """Draw the first sentence as BLOCK_layerN_{attention,reweighting}.png, and the proportions of all sentences.
+    """Draw the first sentence as BLOCK_layerN_{attention,reweighting}.svg, and the proportions of all sentences.
 
-    Histograms of proportions are written to proportions.png if a mechanism has any. `tell` receives the notes on each
+    Histograms of proportions are written to proportions.svg if a mechanism has any. `tell` receives the notes on each
     sentence. Returns the proportions and the paths of the plots.
     """
     proportions, drawn = Proportions(), []
@@ -33,10 +28,10 @@ def draw_maps(
         proportions.add(captured)
         for layer in captured if number == 0 else ():
             for kind, draw in (("attention", draw_attention), ("reweighting", draw_reweighting)):
-                path = folder / f"{layer.block}_layer{layer.layer + 1}_{kind}.png"
+                path = folder / f"{layer.block}_layer{layer.layer + 1}_{kind}.svg"
                 if draw(layer, head, *sentence.axes(layer.block), path):
                     drawn.append(path)
     if proportions.values:
-        drawn.append(folder / "proportions.png")
+        drawn.append(folder / "proportions.svg")
         proportions.draw(drawn[-1])
     return proportions, drawn

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ...modules.capture import Captured
-from .figures import save
+from ..names import plan_title
+from .heatmaps import draw_shares
 
 LOW, HIGH = 0.05, 0.95  # proportions below and above are saturated
-BINS = 50
 Place = tuple[str, int, str]  # block, layer, mechanism
 
 
@@ -51,30 +51,12 @@ class Proportions:
             for place, side, values in self.sides()
         ]
 
-    def draw(self, path: str | Path) -> None:
-        """Draw histograms as a PNG: a column per block, a row per layer; saturated ranges are shaded."""
-        from matplotlib.figure import Figure
-
-        blocks = list(dict.fromkeys(block for block, _, _ in self.values))
-        layers = sorted({layer for _, layer, _ in self.values})
-        figure = Figure(figsize=(4 * len(blocks), 0.8 + 1.5 * len(layers)), layout="constrained")
-        grid = figure.subplots(len(layers), len(blocks), squeeze=False, sharex=True)
-        for axes in grid.flat:
-            axes.set_visible(False)  # until something is drawn, since blocks may have different layers
+    def draw(self, path: Path) -> None:
+        """Draw histograms, a panel per block and layer; saturated ranges are shaded."""
+        panels: dict[str, dict[str, Any]] = {}
         for (block, layer, mechanism), side, values in self.sides():
-            axes = grid[layers.index(layer)][blocks.index(block)]
-            axes.set_visible(True)
-            shares = torch.full_like(values, 1 / len(values))  # so that bars are shares and not counts
-            axes.hist(values.numpy(), BINS, range=(0, 1), weights=shares.numpy(), alpha=0.6, label=side)
-            axes.set_title(f"{block}, layer {layer + 1}, {mechanism}", fontsize=8)
-            axes.tick_params(labelsize=7, labelbottom=True)
-        for axes in grid.flat:
-            axes.axvspan(0, LOW, color="0.85", zorder=0)
-            axes.axvspan(HIGH, 1, color="0.85", zorder=0)
-        grid[0][0].legend(fontsize=7)
-        figure.supxlabel("proportion", fontsize=8)
-        figure.supylabel("share", fontsize=8)
-        save(figure, path)
+            panels.setdefault(f"{block}, layer {layer + 1}, {plan_title(mechanism)}", {})[side] = values.numpy()
+        draw_shares(panels, "proportion", ((0, LOW), (HIGH, 1)), path)
 
 
 def saturation(values: Tensor) -> dict[str, float | int]:

@@ -7,28 +7,26 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
+from ...scoring.pictures.scores import ablation_figure
+from ...scoring.table import Column, Table, page
 from ...support.files import write_json, write_text
 from ...support.signature import signature
 from ..training_command import plan_flags
-from .picture import draw
-from .search import Result, plan_text, relative_difference, speed_ratio
+from .search import Result, plan_text, relative_difference, replaced, speed_ratio
 from .study import BASELINE, COMBINATION, FAILED, REFUSED, TO_DO, TRAINED, Run, Study
 
 SPEED_NOTE = (
     "wps is the median of the words per second in a training's log. Speed was measured while training: it means "
     "something only if every run had the machine to itself."
 )
-TABLE, DATA, COMMANDS, PICTURE = "table.md", "table.json", "commands.sh", "ablation.png"
+TABLE, DATA, COMMANDS, PICTURE = "table.md", "table.json", "commands.sh", "ablation.svg"
 _RANKS = (TRAINED, TO_DO, FAILED, REFUSED)
 
 Row = dict[str, Any]
 
 
 def write_reports(study: Study) -> None:
-    """Write table.md, table.json, commands.sh and ablation.png to the ablation's folder, each atomically."""
-    environment = signature(**({} if study.settings.jobs == 1 else {"threads": 1}))
+    """Write table.md, table.json, commands.sh and ablation.svg to the ablation's folder, each atomically."""
     content = {
         "arch": study.training.args.arch,
         "metric": study.training.metric,
@@ -38,12 +36,13 @@ def write_reports(study: Study) -> None:
         "outcome": outcome(study),
         "note": SPEED_NOTE,
         "rows": rows(study),
-        "signature": environment,
+        "signature": signature(**({} if study.settings.jobs == 1 else {"threads": 1})),
     }
     write_json(study.out / DATA, content)
-    write_text(study.out / TABLE, _markdown(study, environment))
+    alt = f"best validation {study.training.metric} by block and mechanism"
+    picture = ablation_figure(content).save(study.out / PICTURE, alt)
+    write_text(study.out / TABLE, _markdown(study, picture, str(content["signature"])))
     write_text(study.out / COMMANDS, commands(study))
-    draw(study, study.out / PICTURE)
 
 
 def rows(study: Study) -> list[Row]:
@@ -67,6 +66,7 @@ def _row(study: Study, run: Run) -> Row:
         "status": run.status,
         "reason": run.reason or None,
         "recommended": run.plan == study.recommended,
+        "taken": _taken(study, run),
         **result,
         **dict.fromkeys(("difference", "relative", "speed_ratio")),
         "command": shlex.join(study.command(run)),
@@ -79,33 +79,23 @@ def _row(study: Study, run: Run) -> Row:
     return row
 
 
-def table(study: Study, style: str = "simple") -> str:
-    """Return a table with a line per run; the style "github" is Markdown."""
-    loss = f"valid {study.training.metric}"
-    lines = [
-        {
-            "block": row["block"] or row["role"],
-            "layers": row["layers"] or "",
-            "mechanism": row["mechanism"] or "",
-            "plan": row["plan"],
-            loss: _number(row["loss"], ".3f"),
-            "to baseline": _number(row["relative"], "+.2%"),
-            "wps": _number(row["wps"], ",.0f"),
-            "speed ratio": _number(row["speed_ratio"], ".2f"),
-            "status": row["status"] + ", recommended" * row["recommended"],
-        }
-        for row in rows(study)
+def _taken(study: Study, run: Run) -> bool:
+    """Whether the recommended plan has the mechanism of this replacement in its place."""
+    plan, candidate = study.recommended, run.candidate
+    return plan is not None and candidate is not None and replaced(plan, candidate) == plan
+
+
+def table(study: Study) -> Table:
+    """Return a table with a line per run."""
+    columns = [
+        Column("block", of=lambda row: row["block"] or row["role"]),
+        *([Column("layers")] if study.settings.layer_groups > 1 else []),
+        *(Column("mechanism"), Column("plan"), Column("loss", f"valid {study.training.metric}", ".3f")),
+        *(Column("relative", "to baseline", "+.2%"), Column("wps", form=",.0f")),
+        Column("speed_ratio", "speed ratio", ".2f"),
+        Column("status", of=lambda row: row["status"] + ", recommended" * row["recommended"]),
     ]
-    if study.settings.layer_groups == 1:
-        for line in lines:
-            del line["layers"]
-    numbers = ("layers", loss, "to baseline", "wps", "speed ratio")
-    align = ["right" if name in numbers else "left" for name in lines[0]]
-    return tabulate(lines, "keys", tablefmt=style, disable_numparse=True, colalign=align)
-
-
-def _number(value: float | None, digits: str) -> str:
-    return "" if value is None else f"{value:{digits}}"
+    return Table(rows(study), columns)
 
 
 def outcome(study: Study) -> list[str]:
@@ -146,16 +136,16 @@ def commands(study: Study) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _markdown(study: Study, environment: str) -> str:
+def _markdown(study: Study, picture: str, environment: str) -> str:
     settings, metric = study.settings, study.training.metric
     objective = f"the relative difference of the {metric}"
     if settings.speed_weight:
         objective += f" minus {settings.speed_weight} times the logarithm of the speed ratio"
-    parts = [
+    return page(
         f"# Targeted ablation of {study.training.args.arch}",
-        table(study, "github"),
+        table(study).markdown(),
         *outcome(study),
-        f"![best validation {metric} by block and mechanism]({PICTURE})",
+        picture,
         f"Plans name the mechanisms of {' / '.join(study.runs[0].plan)}. All runs have the same budget and seed; valid "
         f"{metric} is the best of a run. The recommended plan has in each place what is best, by {objective}, among "
         f"what is at most {settings.tolerance:.1%} above the baseline; while they cost more together, the "
@@ -163,5 +153,4 @@ def _markdown(study: Study, environment: str) -> str:
         SPEED_NOTE,
         f"Training: `leapformer train {study.training.identity}`",
         f"Signature: `{environment}`",
-    ]
-    return "\n\n".join(parts) + "\n"
+    )

@@ -86,7 +86,7 @@ class Ablation(engine.Study):
         return f"valid {training.metric} {entry[training.measure]}" if training.measure in entry else ""
 
     def report(self, state: State) -> None:
-        """Write table.md, table.json, commands.sh and ablation.png.
+        """Write table.md, table.json, commands.sh and ablation.svg.
 
         Raises LeapformerError if speed counts but the baseline's was not measured.
         """

@@ -29,9 +29,8 @@ from torch import Tensor
 from ...attention import CAUSAL, MECHANISMS, Mechanism, PrefixMask, TokenInfo, build
 from ...attention.ops import dispatch
 from ...attention.sparse.pattern import Pattern
-from ...support.memory import MIB
 from . import measure, peers
-from .tables import Table
+from .tables import Shown
 
 HEADS, HEAD_DIM = 8, 32
 SDPA = "sdpa"
@@ -53,10 +52,10 @@ PARITY = 1e-10  # largest relative difference between forms in float64
 SECONDS = 20.0  # per case
 TITLE = "Attention: speed and memory"
 TABLES = (
-    Table("Forward and backward: times as fast as SDPA", "times", "ratio", "forward_backward_ms", SDPA, ("auto", SDPA)),
-    Table("Forward: times as fast as SDPA", "times", "ratio_forward", "forward_ms", SDPA, ("auto", SDPA)),
-    Table("One step of generation: times as fast as a KV cache", "steps", "ratio", "us", "softmax"),
-    Table("Peak memory, forward and backward: times that of SDPA", "memory", "ratio", "peak_mib", SDPA),
+    Shown("Forward and backward: times as fast as SDPA", "times", "ratio", "forward_backward_ms", SDPA, ("auto", SDPA)),
+    Shown("Forward: times as fast as SDPA", "times", "ratio_forward", "forward_ms", SDPA, ("auto", SDPA)),
+    Shown("One step of generation: times as fast as a KV cache", "steps", "ratio", "us", "softmax"),
+    Shown("Peak memory, forward and backward: times that of SDPA", "memory", "ratio", "peak_mib", SDPA),
 )
 
 
@@ -220,18 +219,11 @@ def steps(length: int, names: list[str], place: measure.Place, seconds: float) -
 def memory(case: Case, names: list[str], place: measure.Place) -> list[dict[str, Any]]:
     """Measure peak MiB above the inputs, SDPA in the first row; no rows if it is unknown or too small to measure."""
     systems = (SDPA, *serving(names, case))
-    peaks = {name: measure.in_fresh_process(peak_above_inputs, name, case, str(place)) for name in systems}
-    base = peaks[SDPA]
-    return [
-        {
-            **_labels(case, place, name, SDPA if name == SDPA else "auto"),
-            "peak_mib": peak / MIB,
-            "ratio": peak / base,
-            "aim": MEMORY_AIM if case == MEMORY_CASE and name == MEMORY_AIM_OF and place.has_aims else None,
-        }
-        for name, peak in peaks.items()
-        if base and peak is not None
-    ]
+    aimed = case == MEMORY_CASE and place.has_aims
+    return measure.peak_rows(
+        systems, SDPA, lambda name: _labels(case, place, name, SDPA if name == SDPA else "auto"),
+        peak_above_inputs, case, str(place), aim=lambda name: MEMORY_AIM if aimed and name == MEMORY_AIM_OF else None,
+    )  # fmt: skip
 
 
 def peak_above_inputs(name: str, case: Case, place_name: str) -> int | None:

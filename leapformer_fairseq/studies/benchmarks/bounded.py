@@ -26,10 +26,9 @@ from torch import Tensor
 from ...attention import CAUSAL, MECHANISMS, Mechanism, TokenInfo, build, find
 from ...attention.bounded.base import BoundedMechanism
 from ...attention.bounded.mlp import MLP
-from ...support.memory import MIB
 from . import measure
 from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks)
-from .tables import Results, Table
+from .tables import Results, Shown
 
 HEADS, HEAD_DIM, SLOTS = 8, 64, 32
 TOKENS = 2048  # per batch, which has at least one sequence
@@ -39,9 +38,9 @@ ROOM = {"abc_max_length": 20_000, "abc_pool_size": 512, "abc_global_every": 512}
 SECONDS = 30.0  # per case
 TITLE = "Bounded memories: speed and memory of training"
 TABLES = (
-    Table("Forward and backward: times as fast as SDPA", "times", "ratio", "ms", SDPA),
-    Table("Forward and backward: times as fast as cumulative sums", "cumulative", "ratio", "ms", CUMULATIVE),
-    Table("Peak memory, forward and backward: times that of SDPA", "memory", "ratio", "peak_mib", SDPA),
+    Shown("Forward and backward: times as fast as SDPA", "times", "ratio", "ms", SDPA),
+    Shown("Forward and backward: times as fast as cumulative sums", "cumulative", "ratio", "ms", CUMULATIVE),
+    Shown("Peak memory, forward and backward: times that of SDPA", "memory", "ratio", "peak_mib", SDPA),
 )
 
 CASES, QUICK_CASES = (1024, 4096, 16384), (128, 512)
@@ -107,15 +106,8 @@ def compared(
 
 def memory(length: int, names: list[str], place: measure.Place) -> list[dict[str, Any]]:
     """Measure peak MiB above the inputs; no rows if it is unknown or too small to measure."""
-    peaks = {
-        name: measure.in_fresh_process(peak_above_inputs, name, length, str(place)) for name in systems(length, names)
-    }
-    base = peaks[SDPA]
-    return [
-        {**_labels(length, name, place), "peak_mib": peak / MIB, "ratio": peak / base}
-        for name, peak in peaks.items()
-        if base and peak is not None
-    ]
+    chosen, labels = systems(length, names), partial(_labels, length, place=place)
+    return measure.peak_rows(chosen, SDPA, labels, peak_above_inputs, length, str(place))
 
 
 def peak_above_inputs(name: str, length: int, place_name: str) -> int | None:

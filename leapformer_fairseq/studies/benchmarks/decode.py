@@ -38,7 +38,7 @@ from ...attention.sparse.pattern import Pattern
 from ...models.transformer import Decoder
 from ...modules import MechanismAttention, fill_attention_args, state_bytes
 from . import measure
-from .tables import Table
+from .tables import Shown
 
 LAYERS, WIDTH, FFN, HEADS = 6, 256, 1024, 8
 LONGEST = 8192  # tokens of a target
@@ -63,9 +63,9 @@ MECHANISMS_MEASURED = tuple(
 )
 TITLE = "Decoding: speed and state"
 TABLES = (
-    Table("A token of the whole decoder: times as fast as fairseq", "decoders", "ratio", "ms", FAIRSEQ),
-    Table("State of the whole decoder: bytes", "decoders", "state_bytes", "state_bytes", FAIRSEQ),
-    Table("A step of one block: times as fast as a preallocated cache", "blocks", "ratio", "us", "softmax"),
+    Shown("A token of the whole decoder: times as fast as fairseq", "decoders", "ratio", "ms", FAIRSEQ),
+    Shown("State of the whole decoder: bytes", "decoders", "state_bytes", "state_bytes", FAIRSEQ),
+    Shown("A step of one block: times as fast as a preallocated cache", "blocks", "ratio", "us", "softmax"),
 )
 
 

@@ -82,10 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda", help="cuda (default), cuda:1, cpu")
     parser.add_argument("--fast", action="store_true", help="tiny sizes: to try this command, not to measure")
     parser.add_argument(
-        "--out", metavar="DIR", default=str(OUT), help=f"for gpu.json, gpu.md, gpu.png (default: {OUT})"
+        "--out", metavar="DIR", default=str(OUT), help=f"for gpu.json, gpu.md, gpu.svg (default: {OUT})"
     )
     parser.add_argument("--budget", type=float, default=BUDGET, metavar="SECONDS", help=f"default: {BUDGET:g}")
-    parser.add_argument("--redraw", action="store_true", help="measure nothing; make gpu.md and gpu.png from gpu.json")
+    parser.add_argument("--redraw", action="store_true", help="measure nothing; make gpu.md and gpu.svg from gpu.json")
     parser.add_argument("--seed", type=int, default=1, help="of the random inputs (default: 1)")
     return parser
 
@@ -249,12 +249,11 @@ def _write(folder: Path, content: Message, seconds: float) -> None:
 
 
 def _report(folder: Path, content: Message) -> None:
-    """Write gpu.png, where matplotlib is installed and there is enough to draw, and gpu.md with it."""
-    picture = False
+    """Write gpu.svg, where matplotlib is installed and there is enough to draw, and gpu.md with it."""
+    picture = ""
     if find_spec("matplotlib") is not None:
         with contextlib.suppress(LeapformerError):  # too few lengths
-            draw_results(folder / "gpu.json", folder / gpu_page.PICTURE)
-            picture = True
+            picture = draw_results(folder / "gpu.json", folder / gpu_page.PICTURE)
     write_text(folder / "gpu.md", gpu_page.page(content, picture), "--out")
 
 

@@ -10,34 +10,34 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from ...scoring.table import Table, bullets, significant
+from ...scoring.table import page as joined
 from .gpu_cases import FAST, FULL, NAMES, SOFTMAX, Row
 from .gpu_times import SDPA
 
 CHECKS = ("agreement", "decoding", "synchronisation", "memory")
 CROSSED = ("pairs", "pairs_per_token")  # thresholds that are varied with the length
 TITLE = "A GPU: checks and times"
-PICTURE = "gpu.png"
+PICTURE = "gpu.svg"
 SHOWN = 8  # cases that a line of failures names
 
 T = TypeVar("T")
 Columns = dict[str, dict[str, float | None]]  # title -> mechanism -> value
 
 
-def page(content: dict[str, Any], picture: bool = False) -> str:
-    """The report as Markdown; `picture`: whether gpu.png stands beside it."""
+def page(content: dict[str, Any], picture: str = "") -> str:
+    """The report as Markdown; `picture`: the line that shows gpu.svg, if it is beside it."""
     sections = {name: rows for name, rows in content.items() if isinstance(rows, list) and name != "left_out"}
     checks = [(name, row) for name in CHECKS for row in sections.get(name, [])]
     times = [(name, row) for name, rows in sections.items() if name not in CHECKS for row in rows]
     left_out = [f"Left out, as the time was up: {'; '.join(content['left_out'])}"] if content["left_out"] else []
     notes = [f"{name}: {row['note'].removeprefix('not measured: ')}" for name, row in times if "note" in row]
     by_mask = _grouped(_timed(sections, "attention"), lambda row: _mask(row)[0])
-    parts = [f"# {TITLE}", "", _what(content), "", _verdict(content, len(checks)), ""]
-    if picture:
-        parts += [f"![Speed of attention relative to SDPA, by length]({PICTURE})", ""]
+    parts = [f"# {TITLE}", _what(content), _verdict(content, len(checks)), picture]
     for title, text in (
-        ("What failed", _list(failures([*checks, *times]))),
+        ("What failed", bullets(failures([*checks, *times]))),
         ("Checks", _checks(checks)),
-        ("Not measured", _list(dict.fromkeys([*left_out, *notes]))),
+        ("Not measured", bullets(dict.fromkeys([*left_out, *notes]))),
         *((f"Attention, {mask}: times as fast as SDPA", _attention(rows)) for mask, rows in by_mask.items()),
         ("A training step: times as fast as softmax", _training(_timed(sections, "training"))),
         ("A decoding step: times as fast as SDPA over a KV cache", _decoding(_timed(sections, "decoding step"))),
@@ -45,11 +45,11 @@ def page(content: dict[str, Any], picture: bool = False) -> str:
         ("Thresholds: what was fastest", _thresholds(sections.get("bounds", []))),
     ):
         if text:
-            parts += [f"## {title}", "", text, ""]
+            parts += [f"## {title}", text]
     bounds = "|".join(f"{name}:{value}" for name, value in content["environment"].get("bounds", {}).items())
     _, *method = (paragraph.replace("\n", " ").strip() for paragraph in content["method"].split("\n\n"))
-    parts += [f"Thresholds in force: `{bounds}`", "", "## Method", "", "\n\n".join(method), ""]
-    return "\n".join([*parts, f"Signature: `{content['signature']}`", ""])
+    parts += [f"Thresholds in force: `{bounds}`", "## Method", *method]
+    return joined(*parts, f"Signature: `{content['signature']}`")
 
 
 def _what(content: dict[str, Any]) -> str:
@@ -113,8 +113,8 @@ def failures(rows: Iterable[tuple[str, Row]]) -> list[str]:
     lines = []
     for (section, mechanism, _), group in wrong.items():
         cases = dict.fromkeys(_case(row) for _, row in group)
-        reason = _reason(group[0][1])
-        lines.append(f"{section}, {mechanism}: {_cell(reason)} ({_joined(cases)})".replace(" ()", ""))
+        reason = _reason(group[0][1]).replace("\n", " ")
+        lines.append(f"{section}, {mechanism}: {reason} ({_joined(cases)})".replace(" ()", ""))
     return lines
 
 
@@ -123,8 +123,8 @@ def _reason(row: Row) -> str:
     if "failure" in row:
         return str(row["failure"]).partition(". ")[0]
     if "error" in row:
-        return f"error {_cell(row['error'])} of {row.get('of')}, allowed {_cell(row['allowed'])}"
-    return ", ".join(f"{key} {_cell(value)}" for key, value in row.items() if isinstance(value, float))
+        return f"error {significant(row['error'])} of {row.get('of')}, allowed {significant(row['allowed'])}"
+    return ", ".join(f"{key} {significant(value)}" for key, value in row.items() if isinstance(value, float))
 
 
 def _case(row: Row) -> str:
@@ -141,10 +141,6 @@ def _joined(cases: Iterable[str]) -> str:
 
 def _mechanism(row: Row) -> str:
     return str(row.get("mechanism") or row.get("case", "").partition(", ")[0])
-
-
-def _list(lines: Iterable[str]) -> str:
-    return "\n".join(f"* {line}" for line in lines)
 
 
 # ---------------------------------------------------------------------------------------------------------------- times
@@ -249,7 +245,7 @@ def _fastest(rows: Iterable[Row]) -> list[Row]:
         times = {row["value"].replace(",", ""): row["ms"] for row in group}
         best, now = min(times, key=lambda value: times[value]), times.get(line["in force"])
         line |= {"fastest": best, "times as fast": None if now is None else now / times[best]}
-        lines.append({**line, "ms": "; ".join(f"{value}: {_cell(ms)}" for value, ms in times.items())})
+        lines.append({**line, "ms": "; ".join(f"{value}: {significant(ms)}" for value, ms in times.items())})
     return lines
 
 
@@ -269,7 +265,7 @@ def crossings(rows: Iterable[Row]) -> list[Row]:
         by_length = _grouped((row for row in group if "ms" in row), lambda row: row["length"])
         times = {length: {row["value"]: row["ms"] for row in both} for length, both in by_length.items()}
         line["all pairs: times as fast as states"] = "; ".join(
-            f"{length:,}: {_cell(ms['states'] / ms['all pairs'])}" for length, ms in times.items() if len(ms) == 2
+            f"{length:,}: {significant(ms['states'] / ms['all pairs'])}" for length, ms in times.items() if len(ms) == 2
         )
         lines.append(line)
     return lines
@@ -278,22 +274,7 @@ def crossings(rows: Iterable[Row]) -> list[Row]:
 # --------------------------------------------------------------------------------------------------------------- tables
 def table(rows: Sequence[Row]) -> str:
     """A Markdown table with a column per key; empty without rows."""
-    headers = list(dict.fromkeys(key for row in rows for key in row))
-    lines = [headers, ["---"] * len(headers), *([_cell(row.get(key)) for key in headers] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) if rows else ""
-
-
-def _cell(value: Any) -> str:
-    """A value as text: two significant digits of a float, and all of those before the point."""
-    if value is None or value == "":
-        return "-"
-    if isinstance(value, float):
-        if not math.isfinite(value) or value == 0:
-            return f"{value:g}"
-        rounded = f"{value:.1e}"
-        digits = 1 - int(rounded.partition("e")[2])
-        return rounded if digits > 4 else f"{value:,.{max(0, digits)}f}"
-    return str(value).replace("|", "\\|").replace("\n", " ")
+    return Table.of(rows, significant, "-").markdown() if rows else ""
 
 
 def _grouped(rows: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:

@@ -31,12 +31,11 @@ from ...attention import build
 from ...data.lra import prepare
 from ...modules import MechanismAttention
 from ...support.errors import LeapformerError
-from ...support.memory import MIB
 from ..lra import protocols
 from ..lra.params import model_of
 from ..lra.protocols import BASELINE, Row
 from . import measure
-from .tables import Results, Table
+from .tables import Results, Shown
 
 MATERIALISED, COSFORMER, LEAP, SMALL = "softmax, materialised", "cosformer", "leap", "leap-1"
 ALL_WEIGHTS = (MATERIALISED, "synthesizer")
@@ -45,16 +44,16 @@ LENGTHS, QUICK_LENGTHS = (1024, 2048, 3072, 4096), (128, 256)
 TASKS = {"1k": "pathfinder", "2k": "listops", "4k": "text"}
 TITLE = "Long Range Arena: speed and memory of training"
 TABLES = (
-    Table("Training: times as fast as softmax", "softmax", "ratio", "ms", BASELINE),
-    Table("Training: times as fast as cosFormer", "cosformer", "ratio", "ms", COSFORMER),
-    Table(
+    Shown("Training: times as fast as softmax", "softmax", "ratio", "ms", BASELINE),
+    Shown("Training: times as fast as cosFormer", "cosformer", "ratio", "ms", COSFORMER),
+    Shown(
         "Peak memory of a training step: times that of materialised softmax",
         "memory",
         "ratio",
         "peak_mib",
         MATERIALISED,
     ),
-    Table("Training with the tasks' own batches: times as fast as softmax", "tasks", "ratio", "ms", BASELINE),
+    Shown("Training with the tasks' own batches: times as fast as softmax", "tasks", "ratio", "ms", BASELINE),
 )
 AIMS = dict(zip(LENGTHS, (1.3, 2.0, 3.0, 4.0), strict=True))  # leap over softmax
 COSFORMER_AIMS = {LEAP: 0.85, SMALL: 0.92}  # the paper has 0.90 and 0.98
@@ -182,21 +181,11 @@ def _aim(name: str, base: str, length: int) -> float | None:
 
 def _memory(names: list[str], length: int, place: measure.Place, protocol: str) -> list[dict[str, Any]]:
     """Measure peak MiB of a step; no rows if it is unknown or materialised softmax is not measured."""
-    peaks = {name: measure.in_fresh_process(peak_of_a_step, name, length, str(place), protocol) for name in names}
-    base = peaks.get(MATERIALISED)
-    return [
-        {
-            "device": str(place),
-            "case": f"{length:,} tokens",
-            "length": length,
-            "mechanism": name,
-            "peak_mib": peak / MIB,
-            "ratio": peak / base,
-            "aim": MEMORY_AIM if name == LEAP and length == LENGTHS[-1] and place.has_aims else None,
-        }
-        for name, peak in peaks.items()
-        if base and peak is not None
-    ]
+    labels, aimed = {"device": str(place), "case": f"{length:,} tokens", "length": length}, length == LENGTHS[-1]
+    return measure.peak_rows(
+        names, MATERIALISED, lambda name: {**labels, "mechanism": name}, peak_of_a_step, length, str(place), protocol,
+        aim=lambda name: MEMORY_AIM if name == LEAP and aimed and place.has_aims else None,
+    )  # fmt: skip
 
 
 def peak_of_a_step(name: str, length: int, place_name: str, protocol: str) -> int | None:

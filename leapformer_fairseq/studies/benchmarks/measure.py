@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import torch
 
+from ... import register
 from ...support.memory import MIB, resident_bytes
 from ...support.processes import pool_of
 
@@ -37,18 +40,11 @@ def case(about: str, section: str, rows: Callable[..., list[Row]], *arguments: A
     return Case(about, lambda: {section: rows(*arguments)})
 
 
-def run(cases: Sequence[Case], seed: int) -> Iterator[Results]:
-    """Run cases with a progress bar; yield all results after each, so that an interruption loses no finished case."""
-    from tqdm import tqdm  # the GPU's checks need no other library than torch
-
-    results: Results = {}
-    with one_thread(), tqdm(cases, unit="case") as progress:
-        for case in progress:
-            progress.set_description(case.about)
-            torch.manual_seed(seed)
-            for section, rows in case.measure().items():
-                results.setdefault(section, []).extend(rows)
-            yield results
+def measured(case: Case, seed: int) -> Results:
+    """The rows of a case, by section, measured with one thread."""
+    with one_thread():
+        torch.manual_seed(seed)
+        return case.measure()
 
 
 class Place(NamedTuple):
@@ -129,6 +125,46 @@ def in_fresh_process(function: Callable[..., T], *arguments: object) -> T:
     """Call a module-level function in a new interpreter, which logs warnings only, as `leapformer` does."""
     with pool_of(1, f"{function.__name__}", "free some space, or measure less (--quick)") as pool:
         return pool.submit(function, *arguments).result()
+
+
+def peak_rows(
+    names: Iterable[str],
+    base: str,
+    labels: Callable[[str], Row],
+    peak_of: Callable[..., int | None],
+    *arguments: object,
+    aim: Callable[[str], float | None] | None = None,
+) -> list[Row]:
+    """A row for each system: its labels, peak MiB, ratio to the peak of `base`, and aim.
+
+    `peak_of` returns bytes, None if they are unknown; it is called with the name and the arguments in a fresh process.
+    No rows if the peak of `base` is unknown or too small to measure.
+    """
+    peaks = {name: in_fresh_process(peak_of, name, *arguments) for name in names}
+    of_base = peaks.get(base)
+    return [
+        {**labels(name), "peak_mib": peak / MIB, "ratio": peak / of_base, **({"aim": aim(name)} if aim else {})}
+        for name, peak in peaks.items()
+        if of_base and peak is not None
+    ]
+
+
+def untrained(args: Namespace, words: int, configure: Callable[[Namespace], object] | None = None) -> Any:
+    """A model of the architecture `args.arch` with random weights, for a dictionary of so many words.
+
+    `configure` sets the defaults of the architecture, by default fairseq's registered function.
+    """
+    register()
+    from fairseq.data import Dictionary
+    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+
+    (configure or ARCH_CONFIG_REGISTRY[args.arch])(args)
+    dictionary = Dictionary()
+    for i in range(words):
+        dictionary.add_symbol(f"w{i}")
+    names = "source_dictionary", "target_dictionary", "src_dict"  # for whatever task it belongs to
+    about = {**dict.fromkeys(names, dictionary), "mask_idx": 3, "get_speaker_embeddings": lambda args: None}
+    return ARCH_MODEL_REGISTRY[args.arch].build_model(args, SimpleNamespace(**about))
 
 
 @contextmanager

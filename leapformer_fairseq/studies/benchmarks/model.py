@@ -40,7 +40,6 @@ from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,13 +47,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from ... import register
 from ...attention import LinearMechanism, find
 from ...attention.decoding import cpu
 from ...modules import BLOCKS
 from ...support.errors import LeapformerError
 from . import measure
-from .tables import Results, Table
+from .tables import Results, Shown
 
 FAIRSEQ, ONCE, EXPORTED = "fairseq", "fairseq (post-net once)", "leap (exported)"
 SIZES: dict[str, Any] = {
@@ -81,12 +79,12 @@ MECHANISMS_MEASURED = (  # by default
 )  # fmt: skip
 TITLE = "Whole models: speed and FLOPs of text to speech"
 TABLES = (
-    Table("Decoder: times as fast as fairseq", "decoders", "ratio", "it/s", FAIRSEQ),
-    Table("Decoder: steps per second", "decoders", "it/s", "it/s", FAIRSEQ),
-    Table("Encoder: times as fast as fairseq", "encoders", "ratio", "it/s", FAIRSEQ),
-    Table("Encoder: sentences per second", "encoders", "it/s", "it/s", FAIRSEQ),
-    Table("A sentence, by the formula: GFLOP", "flops", "gflop", "gflop", FAIRSEQ),
-    Table("A sentence, counted by torch: GFLOP", "flops", "counted_gflop", "counted_gflop", FAIRSEQ),
+    Shown("Decoder: times as fast as fairseq", "decoders", "ratio", "it/s", FAIRSEQ),
+    Shown("Decoder: steps per second", "decoders", "it/s", "it/s", FAIRSEQ),
+    Shown("Encoder: times as fast as fairseq", "encoders", "ratio", "it/s", FAIRSEQ),
+    Shown("Encoder: sentences per second", "encoders", "it/s", "it/s", FAIRSEQ),
+    Shown("A sentence, by the formula: GFLOP", "flops", "gflop", "gflop", FAIRSEQ),
+    Shown("A sentence, counted by torch: GFLOP", "flops", "counted_gflop", "counted_gflop", FAIRSEQ),
 )
 Models = Mapping[str, Any]
 
@@ -173,16 +171,7 @@ def arguments(name: str, **sizes: Any) -> Namespace:
 
 def make(name: str, place: measure.Place, **sizes: Any) -> Any:
     """Build a model, by default of the benchmark's size; "fairseq" is the stock one."""
-    from fairseq.data import Dictionary
-    from fairseq.models import ARCH_MODEL_REGISTRY
-
-    register()
-    words = Dictionary()
-    for i in range(SYMBOLS):
-        words.add_symbol(str(i))
-    args = arguments(name, **sizes)
-    task = SimpleNamespace(src_dict=words, get_speaker_embeddings=lambda args: None)
-    model = ARCH_MODEL_REGISTRY[args.arch].build_model(args, task).to(*place).eval()
+    model = measure.untrained(arguments(name, **sizes), SYMBOLS, lambda args: None).to(*place).eval()
     if name == ONCE:
         model.decoder.postnet = nn.Identity()  # its generator drops the post-net's result
     elif name != FAIRSEQ:

@@ -26,7 +26,6 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -35,10 +34,9 @@ from torch import Tensor, nn
 from ...attention import Mechanism, Projections, TokenInfo, build, step_of
 from ...attention.capabilities import DECODER_CROSS, DECODER_SELF
 from ...attention.softmax import CachedMechanism
-from ...support.memory import MIB
 from . import decode, measure
 from .attention import disagreement  # noqa: F401  (what `leapformer bench` asks)
-from .tables import Table
+from .tables import Shown
 
 BASE = "softmax"
 # the systems, in the order of the tables: name -> mechanism, options
@@ -70,11 +68,11 @@ QUICK_STEP_SIZES: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {1: ((64,
 SECONDS = 20.0  # per case
 TITLE = "The papers' figures of speed"
 TABLES = (
-    Table("Encoding (ABC, table 6): times as fast as softmax", "encoding", "ratio", "ms", BASE),
-    Table("Encoding (ABC, table 6): memory, times that of softmax", "memory", "ratio", "peak_mib", BASE),
-    Table("Decoding (ABC, figure 1): times as fast as softmax", "decoding", "ratio", "ms", BASE),
-    Table("Decoding (ABC, figure 1): bytes of state", "decoding", "state_bytes", "state_bytes", BASE),
-    Table("Steps with one head (MLA, figures 17 to 21): times as fast as softmax", "steps", "ratio", "us", BASE),
+    Shown("Encoding (ABC, table 6): times as fast as softmax", "encoding", "ratio", "ms", BASE),
+    Shown("Encoding (ABC, table 6): memory, times that of softmax", "memory", "ratio", "peak_mib", BASE),
+    Shown("Decoding (ABC, figure 1): times as fast as softmax", "decoding", "ratio", "ms", BASE),
+    Shown("Decoding (ABC, figure 1): bytes of state", "decoding", "state_bytes", "state_bytes", BASE),
+    Shown("Steps with one head (MLA, figures 17 to 21): times as fast as softmax", "steps", "ratio", "us", BASE),
 )
 Rows = list[dict[str, Any]]
 
@@ -106,14 +104,9 @@ def encoding(names: list[str], place: measure.Place, quick: bool, seconds: float
 def memory(names: list[str], place: measure.Place, quick: bool) -> Rows:
     """Measure peak MiB of a forward pass of every encoder; no rows if it is unknown."""
     chosen = _chosen(ENCODERS, names)
-    peaks = {name: measure.in_fresh_process(peak_of_encoding, name, str(place), quick) for name in chosen}
-    base = peaks[BASE]
-    labels = {"device": str(place), "case": _encoding_case(place, quick)}
-    return [
-        {**labels, "mechanism": name, "peak_mib": peak / MIB, "ratio": peak / base}
-        for name, peak in peaks.items()
-        if base and peak is not None
-    ]
+    about = {"device": str(place), "case": _encoding_case(place, quick)}
+    labels = lambda name: {**about, "mechanism": name}  # noqa: E731
+    return measure.peak_rows(chosen, BASE, labels, peak_of_encoding, str(place), quick)
 
 
 def peak_of_encoding(name: str, place_name: str, quick: bool) -> int | None:
@@ -131,21 +124,10 @@ def peak_of_encoding(name: str, place_name: str, quick: bool) -> int | None:
 
 def encoder(name: str, place: measure.Place, quick: bool) -> Any:
     """Build RoBERTa-base with a system's attention; two small layers in quick runs."""
-    from fairseq.data import Dictionary
-    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
-
-    from ... import register
-
-    register()
     kind, options = ENCODERS[name]
     arch = "leapformer_mlm_tiny" if quick else "leapformer_mlm"
-    args = Namespace(encoder_self_attention=kind, tokens_per_sample=TOKENS, **options)
-    ARCH_CONFIG_REGISTRY[arch](args)
-    words = Dictionary()
-    for i in range(30):
-        words.add_symbol(f"w{i}")
-    model = ARCH_MODEL_REGISTRY[arch].build_model(args, SimpleNamespace(source_dictionary=words, mask_idx=3))
-    return model.to(*place).eval()
+    args = Namespace(arch=arch, encoder_self_attention=kind, tokens_per_sample=TOKENS, **options)
+    return measure.untrained(args, 30).to(*place).eval()
 
 
 def sentences(place: measure.Place, quick: bool) -> Tensor:

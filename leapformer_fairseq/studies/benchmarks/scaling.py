@@ -13,21 +13,21 @@ from __future__ import annotations
 import random
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ...support.errors import LeapformerError
 from .. import trainings
-from ..trainings import PROGRAM, Process, Work
+from ..engine import Cell, Command, Engine, State, Study
 from . import measure
-from .tables import Table
+from .tables import Shown
 from .train import disagreement
 
 ONE, TWO, COPIES = "one process", "two processes", "two copies"
 MECHANISMS_MEASURED = ("softmax", "leap")
 TITLE = "Training: two processes"
-TABLES = (Table("Two processes: share of twice the speed of one", "scaling", "ratio", "tokens_per_second", ONE),)
+TABLES = (Shown("Two processes: share of twice the speed of one", "scaling", "ratio", "tokens_per_second", ONE),)
 AIM = 0.85
 WORDS, TOKENS, UPDATES, ROUNDS = 4_000, 2_048, 12, 3
 
@@ -81,7 +81,7 @@ def write_text(root: Path, tokens: int) -> None:
     lines = (" ".join(str(draw.randrange(WORDS)) for _ in range(63)) for _ in range(tokens // 64))
     (root / "text").write_text("\n".join(lines) + "\n", encoding="utf-8")
     words = ["preprocess", "--only-source", "--trainpref", str(root / "text"), "--destdir", str(root / "data")]
-    _run(root, [Process([*PROGRAM, *words, "--workers", "1"], root / "log", environment=trainings.environment(1))])
+    Engine(_Trainings(root, {"preprocess": [*words, "--workers", "1"]})).run()
 
 
 def speed(name: str, system: str, root: Path, turn: str, quick: bool) -> float:
@@ -94,22 +94,23 @@ def speed(name: str, system: str, root: Path, turn: str, quick: bool) -> float:
     ]  # fmt: skip
     if system == TWO:
         options += ["--distributed-world-size", "2"]
-    logs = [root / f"{system} {turn} {copy}" for copy in range(2 if system == COPIES else 1)]
-    command = [*PROGRAM, "train", *options]
-    _run(root, [Process(command, log, environment=trainings.environment(1)) for log in logs])
-    speeds = [trainings.speed(log, "wps") for log in logs]
+    names = [f"{system} {turn} {copy}" for copy in range(2 if system == COPIES else 1)]
+    Engine(_Trainings(root, dict.fromkeys(names, ["train", *options])), jobs=len(names)).run()
+    speeds = [trainings.speed(root / name / "log", "wps") for name in names]
     return sum(words for words in speeds if words is not None)
 
 
-def _run(root: Path, processes: list[Process]) -> None:
-    """Run processes in parallel. Raises LeapformerError if one fails."""
+class _Trainings(Study):
+    """Commands of `leapformer` by name, whose logs are NAME/log in `out`."""
 
-    def work(process: Process) -> Work:
-        status = yield process
-        if status:
-            raise trainings.failure(process.log, 0, status)
+    commands: ClassVar[str] = ""
 
-    trainings.run_all(map(work, processes), len(processes))
+    def __init__(self, out: Path, commands: Mapping[str, Sequence[str]]) -> None:
+        self.out, self.by_name = out, commands
+
+    def cells(self, state: State) -> list[Cell]:
+        """A process with one thread for each."""
+        return [Cell(name, (Command(tuple(words), threads=1),), vital=True) for name, words in self.by_name.items()]
 
 
 __all__ = ["MECHANISMS_MEASURED", "TABLES", "TITLE", "cases", "disagreement"]

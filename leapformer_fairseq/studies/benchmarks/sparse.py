@@ -30,7 +30,7 @@ from ...attention.sparse.blocks import ATTENDED, Blocked, ProjectedBlocks, top
 from ...attention.sparse.blocks import SIZE as SIZE_OPTION
 from ...attention.sparse.predicted import CENTROIDS as CENTROIDS_OPTION
 from . import measure
-from .tables import Results, Table
+from .tables import Results, Shown
 
 HEADS, HEAD_DIM, SIZE, CENTROIDS = 4, 64, 32, 8
 SORTED, TOP_K, ENTMAX, SOFTMAX, RANDOM = "entmax, sorted", "entmax, top-k", "entmax", "softmax", "random blocks"
@@ -38,8 +38,8 @@ PATTERN = ", in the pattern"
 SECONDS = 40.0  # per case
 TITLE = "Sparse attention: speed"
 TABLES = (
-    Table("Times as fast as entmax over all pairs, sorted", "sorted", "ratio", "ms", SORTED),
-    Table("Times as fast as softmax over all pairs", "softmax", "ratio", "ms", SOFTMAX),
+    Shown("Times as fast as entmax over all pairs, sorted", "sorted", "ratio", "ms", SORTED),
+    Shown("Times as fast as softmax over all pairs", "softmax", "ratio", "ms", SOFTMAX),
 )
 MECHANISMS_MEASURED = tuple(sorted(name for name, cls in MECHANISMS.items() if issubclass(cls, Blocked)))
 CASES: tuple[tuple[int, int], ...] = ((2048, 16), (2048, 4))  # tokens, blocks that a block attends to

@@ -21,19 +21,17 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ... import register
 from ...runtime.simul.exported import ExportedEngine
 from ...runtime.simul.stream import Engine
 from ...runtime.simul.times import ComputeTimes
 from ...simul.engine import engine_for
 from . import attention, measure
-from .tables import Results, Table
+from .tables import Results, Shown
 
 STEP_MS, LAGGING, VOCABULARY, BINS, EOS = 280, 3, 1000, 80, 2
 BASE, EXPORTED = "softmax, anew", "leap, chunks"  # the system that is also measured in onnxruntime
@@ -63,9 +61,9 @@ MECHANISMS_MEASURED = ("softmax", "leap")
 SECONDS = 30.0  # per case
 TITLE = "Streaming: computation while speech arrives"
 TABLES = (
-    Table("A whole utterance: times as fast as softmax encoded anew", "utterances", "ratio", "seconds", BASE),
-    Table("Computation for a second of speech, longest over shortest utterance", "growth", "ratio", "ms", BASE),
-    Table("A token, times what it costs after one second of speech", "tokens", "ratio", "ms", "softmax, causal"),
+    Shown("A whole utterance: times as fast as softmax encoded anew", "utterances", "ratio", "seconds", BASE),
+    Shown("Computation for a second of speech, longest over shortest utterance", "growth", "ratio", "ms", BASE),
+    Shown("A token, times what it costs after one second of speech", "tokens", "ratio", "ms", "softmax, causal"),
 )
 
 CASES, QUICK_CASES = (5.6, 11.2, 28.0, 60.2), (1.4, 2.8)  # seconds, multiples of a step
@@ -136,19 +134,9 @@ def disagreement(name: str) -> str | None:
 
 def make(system: System, place: measure.Place) -> Any:
     """Build a model of the papers' size."""
-    from fairseq.data import Dictionary
-
-    register()
-    from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
-
-    words = Dictionary()
-    for i in range(VOCABULARY):
-        words.add_symbol(f"w{i}")
     plans = {f"{block}_attention": system.mechanism for block in ("encoder_self", "decoder_self", "decoder_cross")}
     args = Namespace(arch="leapformer_s2t", input_feat_per_channel=BINS, input_channels=1, **plans, **system.encoder)
-    ARCH_CONFIG_REGISTRY[args.arch](args)
-    model = ARCH_MODEL_REGISTRY[args.arch].build_model(args, SimpleNamespace(target_dictionary=words))
-    model = model.to(*place).eval()
+    model = measure.untrained(args, VOCABULARY).to(*place).eval()
     model.make_generation_fast_(need_attn=False)
     return model
 

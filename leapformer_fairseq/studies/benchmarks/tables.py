@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tabulate import tabulate
+from ...scoring.table import Column, Table, page
 
 Row = dict[str, Any]
 Results = dict[str, list[Row]]
 
 
-class Table(NamedTuple):
+class Shown(NamedTuple):
     """A table with a line per device and case: the baseline in its `unit`, and the `value` of every mechanism.
 
     It shows the rows in `section` of the results; if `forms` is not empty, only those whose form is in it.
@@ -25,20 +25,21 @@ class Table(NamedTuple):
     forms: tuple[str, ...] = ()
 
 
-def summary(results: Results, tables: Sequence[Table], style: str = "simple") -> list[tuple[str, str]]:
+def summary(results: Results, tables: Sequence[Shown]) -> list[tuple[str, Table]]:
     """Titles and tables of the results, for sections that were measured."""
-    return [(table.title, by_case(rows, table, style)) for table in tables if (rows := results.get(table.section))]
+    return [(table.title, by_case(rows, table)) for table in tables if (rows := results.get(table.section))]
 
 
-def markdown(results: Results, tables: Sequence[Table], title: str, method: str, signature: str) -> str:
+def markdown(results: Results, tables: Sequence[Shown], title: str, method: str, signature: str) -> str:
     """The whole report: the tables, and every row of every section."""
-    parts = [f"# {title}", "", method.strip(), ""]
-    for heading, table in summary(results, tables, "github"):
-        parts += [f"## {heading}", "", table, ""]
-    for section, rows in results.items():
-        if rows:
-            parts += [f"## All rows: {section}", "", tabulate(rows, "keys", tablefmt="github", floatfmt=".2f"), ""]
-    return "\n".join([*parts, f"Signature: `{signature}`", ""])
+    shown = summary(results, tables)
+    shown += [(f"All rows: {name}", Table.of(rows, _digits)) for name, rows in results.items() if rows]
+    parts = [part for heading, table in shown for part in (f"## {heading}", table.markdown())]
+    return page(f"# {title}", method.strip(), *parts, f"Signature: `{signature}`")
+
+
+def _digits(value: Any) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def missed(results: Results) -> list[str]:
@@ -52,21 +53,20 @@ def missed(results: Results) -> list[str]:
     return lines
 
 
-def by_case(rows: list[Row], table: Table, style: str) -> str:
-    """The table as text, with a column of aims for each mechanism that has any."""
+def by_case(rows: list[Row], table: Shown) -> Table:
+    """The table, with a column of aims for each mechanism that has any."""
     rows = [row for row in rows if not table.forms or row["form"] in table.forms]
-    names = list(dict.fromkeys(row["mechanism"] for row in rows if row["mechanism"] != table.baseline))
+    names = [name for name in dict.fromkeys(row["mechanism"] for row in rows) if name != table.baseline]
     lines: dict[tuple[str, str], Row] = {}
-    aimed: set[str] = set()
     for row in rows:
-        line = lines.setdefault((row["device"], row["case"]), {})
-        line[row["mechanism"]] = row[table.unit] if row["mechanism"] == table.baseline else row[table.value]
-        if table.value == "ratio" and row.get("aim") is not None:
-            line[f"aim ({row['mechanism']})"] = row["aim"]
-            aimed.add(row["mechanism"])
-    aims = [f"aim ({name})" for name in names if name in aimed]
-    headers = ["device", "case", f"{table.baseline} {table.unit.rpartition('_')[2]}", *names, *aims]
-    cells = [
-        [*key, line.get(table.baseline), *(line.get(name) for name in (*names, *aims))] for key, line in lines.items()
-    ]
-    return tabulate(cells, headers, tablefmt=style, floatfmt=".2f", missingval="-")
+        line = lines.setdefault((row["device"], row["case"]), {"device": row["device"], "case": row["case"]})
+        line[row["mechanism"]] = row[table.unit if row["mechanism"] == table.baseline else table.value]
+        if table.value == "ratio":
+            line[f"aim ({row['mechanism']})"] = row.get("aim")
+    baseline = _column(table.baseline, f"{table.baseline} {table.unit.rpartition('_')[2]}")
+    columns = [Column("device"), Column("case"), baseline, *map(_column, names)]
+    return Table(list(lines.values()), [*columns, *(_column(f"aim ({name})", optional=True) for name in names)])
+
+
+def _column(name: str, title: str | None = None, optional: bool = False) -> Column:
+    return Column(name, title, _digits, lambda line: line.get(name), "-", optional)

@@ -43,17 +43,17 @@ from .decode import (
     random_states,
     reordered,
 )
-from .tables import Table
+from .tables import Shown
 
 CTRANSLATE2 = "CTranslate2"
 SECONDS = 10.0  # per case
 MECHANISMS_MEASURED = ("leap",)  # by default; softmax is always there
 TITLE = "Whole targets: speed"
 TABLES = (
-    Table("A token, on average: times as fast as fairseq", "targets", "ratio", "ms", FAIRSEQ),
-    Table("A token, on average: milliseconds", "targets", "ms", "ms", FAIRSEQ),
-    Table("A prompt: times as fast as fairseq", "prompts", "ratio", "ms", FAIRSEQ),
-    Table("A prompt: milliseconds", "prompts", "ms", "ms", FAIRSEQ),
+    Shown("A token, on average: times as fast as fairseq", "targets", "ratio", "ms", FAIRSEQ),
+    Shown("A token, on average: milliseconds", "targets", "ms", "ms", FAIRSEQ),
+    Shown("A prompt: times as fast as fairseq", "prompts", "ratio", "ms", FAIRSEQ),
+    Shown("A prompt: milliseconds", "prompts", "ms", "ms", FAIRSEQ),
 )
 LENGTHS = ((50, 50), (150, 150))
 CASES = [Case(sentences, beam, *lengths) for sentences, beam in ((1, 1), (1, 5), (8, 5)) for lengths in LENGTHS]

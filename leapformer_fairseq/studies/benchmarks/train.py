@@ -14,17 +14,14 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ... import register
-from ...support.memory import MIB
 from . import attention, measure
-from .tables import Table
+from .tables import Shown
 
 FAIRSEQ = "fairseq"
 SIZES = {
@@ -42,8 +39,8 @@ SECONDS = 150.0  # per case
 MECHANISMS_MEASURED = ("softmax", "leap")  # by default
 TITLE = "Training: speed and memory of a language model"
 TABLES = (
-    Table("A training step: times as fast as fairseq", "times", "ratio", "seconds", FAIRSEQ),
-    Table("Peak memory of a training step: times that of fairseq", "memory", "ratio", "peak_mib", FAIRSEQ),
+    Shown("A training step: times as fast as fairseq", "times", "ratio", "seconds", FAIRSEQ),
+    Shown("Peak memory of a training step: times that of fairseq", "memory", "ratio", "peak_mib", FAIRSEQ),
 )
 
 
@@ -78,20 +75,13 @@ def disagreement(name: str) -> str | None:
 
 def make(name: str, place: measure.Place, quick: bool, length: int) -> nn.Module:
     """Build a language model with one mechanism in all layers; "fairseq" is the stock one."""
-    from fairseq.data import Dictionary
-    from fairseq.models import ARCH_MODEL_REGISTRY
     from fairseq.models.transformer_lm import base_lm_architecture
 
-    register()
-    words = Dictionary()
-    for i in range(VOCABULARY):
-        words.add_symbol(str(i))
     arch = "transformer_lm" if name == FAIRSEQ else "leapformer_lm"
     args = Namespace(arch=arch, tokens_per_sample=length, **(QUICK_SIZES if quick else SIZES))
     args.decoder_self_attention = name
-    base_lm_architecture(args)
-    task = SimpleNamespace(source_dictionary=words, target_dictionary=words)
-    return ARCH_MODEL_REGISTRY[arch].build_model(args, task).to(*place).train()
+    model: nn.Module = measure.untrained(args, VOCABULARY, base_lm_architecture)
+    return model.to(*place).train()
 
 
 def times(case: Case, names: list[str], place: measure.Place, seconds: float, quick: bool) -> list[dict[str, Any]]:
@@ -115,18 +105,11 @@ def times(case: Case, names: list[str], place: measure.Place, seconds: float, qu
 
 def memory(case: Case, names: list[str], place: measure.Place, quick: bool) -> list[dict[str, Any]]:
     """Measure peak MiB above the model and its gradients; no rows if it is unknown."""
-    peaks = {name: measure.in_fresh_process(peak_of_step, name, case, str(place), quick) for name in (FAIRSEQ, *names)}
-    base = peaks[FAIRSEQ]
-    return [
-        {
-            **_labels(case, place, name),
-            "peak_mib": peak / MIB,
-            "ratio": peak / base,
-            "aim": MEMORY_AIMS.get(case) if name == "leap" and place.has_aims and not quick else None,
-        }
-        for name, peak in peaks.items()
-        if base and peak is not None
-    ]
+    aimed = place.has_aims and not quick
+    return measure.peak_rows(
+        (FAIRSEQ, *names), FAIRSEQ, lambda name: _labels(case, place, name), peak_of_step, case, str(place), quick,
+        aim=lambda name: MEMORY_AIMS.get(case) if name == "leap" and aimed else None,
+    )  # fmt: skip
 
 
 def peak_of_step(name: str, case: Case, place_name: str, quick: bool) -> int | None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,28 @@ from ...criterions.taught import checked
 from ...models.averaging import describe_checkpoint, load_checkpoint, save_checkpoint, total_updates
 from ...modules import BLOCKS
 from ...support.errors import LeapformerError
-from ...support.files import read_json, write_json
+from ...support.files import make_folder, read_json, write_json
 from ...support.signature import signature
+from .. import trainings
 from ..ablation.search import layers_text
+from ..engine import Call, Cell, Command, State, Study
 from ..recipes.plans import Attention
-from ..recipes.shell import Shell
-from ..trainings import Work, entries
 from .command import words_of
 from .pair import Pair, load_pair, mechanisms
+from .report import KNOWN, NEEDED, ORDER, RESULT, write_report
 from .selection import Names, Swap, choose, kept, measured
 
 TASKS = ("language_modeling", "translation", "speech_to_text", "text_to_speech")
-ALIGN, DISTILL, TASK = "align", "distill", "task"
-BEST, ORDER, START, CHECKPOINT, RESULT = "checkpoint_best.pt", "order.json", "start.pt", "checkpoint.pt", "result.json"
-KNOWN = ("swaps", "first_layer")  # keys of ORDER; files without first_layer count layers from 0, so their names differ
+ALIGN, CHOOSE, DISTILL, TASK = "align", "choose", "distill", "task"
+BEST, START, CHECKPOINT = "checkpoint_best.pt", "start.pt", "checkpoint.pt"
 # Shares of the teacher's updates. On sentences (Multi30k, hedgehog), an update of alignment takes 1.08 times as long as
 # one of the teacher's training, and an update of distillation 1.63 times: together a third of the teacher's time.
 ALIGN_SHARE, DISTILL_SHARE = 0.05, 0.17
 LEAST_SHARE = 10  # updates; with fewer, the checkpoint was converted, not trained
+OPTIONS = (
+    "--num-workers", "1", "--required-batch-size-multiple", "1", "--skip-invalid-size-inputs-valid-test",
+    "--log-format", "json",
+)  # fmt: skip
 CHECKS = 5  # validations per stage
 
 
@@ -70,12 +75,16 @@ class Settings:
     train_options: Sequence[str]
 
 
-class Linearize:
-    """Trains students of one teacher with one plan."""
+class Linearize(Study):
+    """Trains a student of a teacher, which is the teacher itself if the plan is the teacher's.
 
-    def __init__(self, settings: Settings, shell: Shell) -> None:
+    say:   prints a line for each block that was chosen.
+    lines: the table of all students in the folder, once this one is finished.
+    """
+
+    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         """Raises LeapformerError for an unsuitable teacher, plan or number."""
-        self.settings, self.shell, self.out = settings, shell, settings.out
+        self.settings, self.out, self._say, self.lines = settings, settings.out, say, list[str]()
         checked("--align-weights", settings.align_weights)
         checked("--distillation-weight", settings.distillation_weight, 1)
         _check_numbers(settings)
@@ -91,6 +100,7 @@ class Linearize:
         }
         plans = zip((block.argument for block in BLOCKS), settings.attention.blocks, strict=True)
         self.everywhere = self._words(dict(plans))
+        self._words_of_student = cache(lambda stays: self._words(self._plans(stays)))
         pair = self._pair()
         self.mechanisms, self.prefixes = mechanisms(pair.student), pair.prefixes()
         self.replaced = {block.name: block.teacher.mechanism.name for block in pair.blocks}
@@ -105,78 +115,113 @@ class Linearize:
                 + " and ".join(f"{flag} N" for flag, missing in few.items() if missing)
             )
 
-    def run(self) -> Path:
-        """Run all stages and return the student's folder. With the teacher's own plan, the student is the teacher."""
+    # ---------------------------------------------------------------------------------------------------------- study
+    def reserve(self) -> None:
+        """Raise LeapformerError if the folder holds students of another teacher, plan or alignment."""
         s = self.settings
         record = ["--path", str(s.path), "--attention", s.attention.text, *self._numbers(ALIGN, s.align_weights)]
-        with self.shell.folder(self.out, record):
-            if not self.replaced:
-                self.shell.say("the teacher has this plan; there is nothing to replace")
-                save_checkpoint({**self.teacher, "last_optimizer_state": None}, self.out / "keep0" / CHECKPOINT)
-                return self.out / "keep0"
-            self.shell.run(self._stage(ALIGN, self.out, self.everywhere, s.path))
-            stays = self._chosen()
-            folder = self.out / f"keep{len(stays)}"
-            record = [*self._numbers(DISTILL, s.distillation_weight), *self._numbers(TASK)]
-            with self.shell.folder(folder, record):
-                self._student(folder, stays)
-        return folder
+        trainings.reserve(self.out, " ".join(record), "run")
+
+    def kept(self, state: State) -> Names | None:
+        """The blocks that keep the teacher's attention; None if they have not been chosen yet."""
+        s = self.settings
+        if not self.replaced or (not s.keep and s.max_distance is None):
+            return frozenset()
+        if CHOOSE not in state.results:
+            return None
+        return kept([Swap(*swap) for swap in state.results[CHOOSE]["swaps"]], s.keep, s.max_distance)
+
+    def folder(self, state: State) -> str:
+        """The student's, below that of the study; "" if it is not known yet."""
+        stays = self.kept(state)
+        return "" if stays is None else f"keep{len(stays)}"
+
+    def cells(self, state: State) -> list[Cell]:
+        """Align all blocks, choose those that stay, distil, and describe the student."""
+        stays, folder = self.kept(state), self.folder(state)
+        if not self.replaced:
+            path = f"{folder}/{CHECKPOINT}"
+            return [Cell(folder, (Call(self._save, (self.settings.path, self.out / path)),), path)]
+        cells = [self._stage(ALIGN, self.everywhere, self.settings.path)]
+        if self.settings.keep or self.settings.max_distance is not None:
+            whole = lambda order: len(order["swaps"]) == len(self.replaced)  # noqa: E731
+            choosing = (Call(self._choose),)
+            cells.append(Cell(CHOOSE, choosing, ORDER, fields=KNOWN, whole=whole, needs=(ALIGN,), vital=True))
+        if stays is None:
+            return cells
+        start = self.out / ALIGN / BEST
+        if stays:
+            start = self.out / folder / START
+            assembling, after = (Call(self._assemble, (stays, start)),), (cells[-1].name,)
+            cells.append(Cell(f"{folder}/start", assembling, f"{folder}/{START}", needs=after, vital=True))
+        for name in self.stages:
+            cells.append(self._stage(f"{folder}/{name}", self._words_of_student(stays), start, cells[-1].name))
+            start = self.out / folder / name / BEST
+        finishing = (Call(self._save, (start, self.out / folder / CHECKPOINT)), Call(self._result, (folder, stays)))
+        after = (cells[-1].name,)
+        cells.append(Cell(folder, finishing, f"{folder}/{RESULT}", fields=NEEDED, needs=after, vital=True))
+        return cells
+
+    def report(self, state: State) -> None:
+        """Compare the students in the folder once this one is finished.
+
+        Raises LeapformerError if its own folder holds one that was distilled with other options.
+        """
+        folder = self.folder(state)
+        if not folder or not self.replaced:
+            return
+        record = [*self._numbers(DISTILL, self.settings.distillation_weight), *self._numbers(TASK)]
+        trainings.reserve(make_folder(self.out / folder), " ".join(record), "run")
+        if folder in state.results:
+            self.lines = write_report(self.out)
 
     # --------------------------------------------------------------------------------------------------------- stages
-    def _student(self, folder: Path, stays: Names) -> None:
-        """Distil the aligned student, with the teacher's attention in the blocks `stays`."""
-        start, plans = self.out / ALIGN / BEST, self._plans(stays)
-        if stays:
-            start = folder / START
-            if not start.is_file():
-                self._assemble(stays, start)
-        stages = [DISTILL, *([TASK] if self.updates[TASK] else [])]
-        for name in stages:
-            self.shell.run(self._stage(name, folder, self._words(plans), start))
-            start = folder / name / BEST
-        if self.shell.dry:
-            return
-        if not (folder / CHECKPOINT).is_file():  # with the teacher's criterion, as after a normal training
-            state = load_checkpoint(start)
-            state["cfg"]["criterion"] = self.teacher["cfg"]["criterion"]
-            state["cfg"]["model"].criterion = self.args.criterion
-            save_checkpoint({**state, "last_optimizer_state": None}, folder / CHECKPOINT)
-        if not (folder / RESULT).is_file():
-            write_json(folder / RESULT, self._result(folder, stays, stages))
+    @property
+    def stages(self) -> list[str]:
+        """The trainings of a student after the alignment."""
+        return [DISTILL, *([TASK] if self.updates[TASK] else [])]
 
-    def _stage(self, name: str, folder: Path, words: Sequence[str], start: Path) -> Work:
-        """Train a stage from the parameters of `start`, unless it is finished."""
-        s, updates = self.settings, self.updates[name]
+    def _save(self, start: Path, path: Path) -> None:
+        """Write the parameters of `start` with the teacher's criterion, as after a normal training."""
+        state = load_checkpoint(start)
+        state["cfg"]["criterion"] = self.teacher["cfg"]["criterion"]
+        state["cfg"]["model"].criterion = self.args.criterion
+        save_checkpoint({**state, "last_optimizer_state": None}, path)
+
+    def _stage(self, name: str, words: Sequence[str], start: Path, *needs: str) -> Cell:
+        """Train a stage, in the folder `name`, from the parameters of `start`."""
+        s, stage = self.settings, name.rpartition("/")[2]
+        updates = self.updates[stage]
         # Distillation with weight 0 is the teacher's own loss.
-        weight = str(s.distillation_weight if name == DISTILL else 0.0)
+        weight = str(s.distillation_weight if stage == DISTILL else 0.0)
         loss = ["leapformer_distillation", "--distillation-weight", weight]
-        if name == ALIGN:
+        if stage == ALIGN:
             loss = ["leapformer_alignment", "--align-weights", str(s.align_weights)]
-        rate = {ALIGN: s.align_rate, DISTILL: s.distill_rate, TASK: s.task_rate}[name]
-        training = self.shell.train(
-            name, Path(self.data), folder / name, *words, "--criterion", *loss, "--teacher", str(s.path),
-            "--finetune-from-model", str(start), "--optimizer", "adam", "--adam-betas", "(0.9,0.98)", "--weight-decay",
-            "0", "--clip-norm", "1", "--lr-scheduler", "cosine", "--lr", str(rate), "--min-lr", str(min(1e-5, rate)),
-            "--warmup-updates", str(min(50, updates // 10)), "--max-update", str(updates), "--log-interval", "50",
-            "--no-epoch-checkpoints", "--save-interval-updates", str(max(1, updates // CHECKS)),
-            "--keep-interval-updates", "1", "--ddp-backend", "legacy_ddp", *s.train_options, more="",
+        rate = {ALIGN: s.align_rate, DISTILL: s.distill_rate, TASK: s.task_rate}[stage]
+        training = (
+            "train", self.data, "--save-dir", str(self.out / name), *OPTIONS, *words, "--criterion",
+            *loss, "--teacher", str(s.path), "--finetune-from-model", str(start), "--optimizer", "adam", "--adam-betas",
+            "(0.9,0.98)", "--weight-decay", "0", "--clip-norm", "1", "--lr-scheduler", "cosine", "--lr", str(rate),
+            "--min-lr", str(min(1e-5, rate)), "--warmup-updates", str(min(50, updates // 10)), "--max-update",
+            str(updates), "--log-interval", "50", "--no-epoch-checkpoints", "--save-interval-updates",
+            str(max(1, updates // CHECKS)), "--keep-interval-updates", "1", "--ddp-backend", "legacy_ddp",
+            *s.train_options,
         )  # fmt: skip
-        yield from self.shell.once(folder / name, training)
+        return Cell(name, (Command(training, "train.log", launched=True),), needs=needs, vital=True)
 
-    def _chosen(self) -> Names:
-        """Return the blocks that keep the teacher's attention; the steps that lead to them are kept in ORDER."""
-        s, record = self.settings, self.out / ORDER
-        if self.shell.dry or (not s.keep and s.max_distance is None):
-            return frozenset()
-        swaps = [Swap(*swap) for swap in read_json(record, KNOWN)["swaps"]] if record.is_file() else []
-        if len(swaps) < len(self.replaced):
-            self.shell.say("replacing one block after the other, each time the one that costs least")
-            pair = self._pair(self.out / ALIGN / BEST)
-            for swap in choose(pair, pair.batches(s.sentences), swaps):
-                swaps.append(swap)
-                write_json(record, {"swaps": swaps, "first_layer": 1, "signature": signature()})
-                self.shell.say(f"{len(swaps)} of {len(self.replaced)}: {swap.block}, distance {swap.distance:.4f}")
-        return kept(swaps, s.keep, s.max_distance)
+    def _choose(self) -> dict[str, Any]:
+        """Replace one block after the other, each time the one that costs least; ORDER keeps the steps so far."""
+        path = self.out / ORDER
+        new: dict[str, Any] = {"swaps": [], "first_layer": 1, "signature": signature()}
+        order = read_json(path, KNOWN) if path.is_file() else new
+        swaps = [Swap(*swap) for swap in order["swaps"]]
+        pair = self._pair(self.out / ALIGN / BEST)
+        for swap in choose(pair, pair.batches(self.settings.sentences), swaps):
+            swaps.append(swap)
+            order["swaps"] = swaps
+            write_json(path, order)
+            self._say(f"{len(swaps)} of {len(self.replaced)}: {swap.block}, distance {swap.distance:.4f}")
+        return order
 
     def _assemble(self, stays: Names, path: Path) -> None:
         """Write the aligned student with the teacher's parameters in the blocks `stays`."""
@@ -186,11 +231,12 @@ class Linearize:
         model |= {name: value for name, value in self.teacher["model"].items() if name.startswith(prefixes)}
         save_checkpoint({**aligned, "model": model, "last_optimizer_state": None}, path)
 
-    def _result(self, folder: Path, stays: Names, stages: Sequence[str]) -> dict[str, Any]:
+    def _result(self, folder: str, stays: Names) -> dict[str, Any]:
         """Return plan, distances, losses, updates and seconds of the finished student."""
         pair, replaced = self._pair(self.out / ALIGN / BEST), frozenset(self.replaced) - stays
-        logs = {name: _log((self.out if name == ALIGN else folder) / name) for name in (ALIGN, *stages)}
-        last = _best(logs[stages[-1]])
+        folders = {ALIGN: self.out / ALIGN, **{name: self.out / folder / name for name in self.stages}}
+        logs = {name: trainings.entries(stage / "train.log") for name, stage in folders.items()}
+        last = _best(logs[self.stages[-1]])
         return {
             "teacher": str(self.settings.path),
             "task": self.args.task,
@@ -259,11 +305,6 @@ def _teacher(path: Path) -> dict[str, Any]:
             + ", ".join(TASKS)
         )
     return state
-
-
-def _log(folder: Path) -> list[dict[str, Any]]:
-    """Return the entries of the log of a stage's training."""
-    return entries(folder / "train.log")
 
 
 def _best(log: list[dict[str, Any]]) -> dict[str, float]:

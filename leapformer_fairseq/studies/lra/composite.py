@@ -8,9 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from tabulate import tabulate
-
-from ...scoring.pictures.lra import Point, draw_tradeoff
+from ...scoring.pictures.scores import tradeoff_figure
+from ...scoring.table import NOTHING, Column, Table, page
 from ...support.errors import LeapformerError
 from ...support.files import read_json
 from . import tables
@@ -18,6 +17,8 @@ from .protocols import BASELINE, LEAPFORMER, LUNA, NAMES, Protocol, Row, timed_r
 from .rcp import PAPER_STD, Measured, Score, scores
 
 LENGTH = "4k"  # tokens at which the papers compare throughput
+SCORES = {"rcp": "RCP", "rcpmem": "RCPmem", "points_per_doubling": "points lost per doubling"}
+SHOWN = {"accuracy": "average accuracy", "speed": "throughput / softmax", "memory": "memory / softmax", **SCORES}
 
 
 @dataclass(frozen=True)
@@ -42,56 +43,52 @@ class Composite:
         """The table in Markdown, best row first."""
         baseline = self.rows[BASELINE]
         order = sorted(self.scores, key=lambda name: -(self.scores[name].rcp or float("-inf")))
-        lines = [[self.titles[BASELINE], f"{baseline.accuracy:.2f}", "1.00", "1.00" if baseline.memory else "–"]]
-        for name in order:
-            row, score = self.rows[name], self.scores[name]
-            line = [self.titles[name], f"{row.accuracy:.2f}", f"{row.speed / baseline.speed:.2f}"]
-            line.append(f"{row.memory / baseline.memory:.2f}" if row.memory and baseline.memory else "–")
-            line += [_written(score.rcp), _written(score.rcpmem), _written(score.points_per_doubling)]
-            lines.append([*line, _written(self.printed.get(name))])
-        headers = ["", "average accuracy", "throughput / softmax", "memory / softmax", "RCP", "RCPmem"]
-        headers += ["points lost per doubling", "RCP as printed"]
-        if not self.printed:
-            headers, lines = headers[:-1], [line[:7] for line in lines]
-        table = tabulate(lines, headers, tablefmt="github", disable_numparse=True)
-        if self.untimed:
-            rest = [[title, *map(_written, values)] for title, values in self.untimed.items()]
-            headers = ["", "average accuracy", "RCPmem as printed"]
-            table += "\n\nScores that the text gives, of rows for which no throughput is printed:\n\n"
-            table += tabulate(rest, headers, tablefmt="github", disable_numparse=True)
+        records = [
+            {
+                "row": self.titles[name],
+                "accuracy": row.accuracy,
+                "speed": row.speed / baseline.speed,
+                "memory": row.memory / baseline.memory if row.memory and baseline.memory else None,
+                **(asdict(self.scores[name]) if name in self.scores else dict.fromkeys(SCORES, "")),
+                "printed": self.printed.get(name) if name in self.scores or not self.printed else "",
+            }
+            for name, row in ((name, self.rows[name]) for name in (BASELINE, *order))
+        ]
+        columns = [Column("row", ""), *(_column(key, title) for key, title in SHOWN.items())]
+        columns += [_column("printed", "RCP as printed")] if self.printed else []
+        rest = [{"row": title, "accuracy": accuracy, "rcpmem": mem} for title, (accuracy, mem) in self.untimed.items()]
+        printed = [Column("row", ""), _column("accuracy", SHOWN["accuracy"]), _column("rcpmem", "RCPmem as printed")]
+        more = "Scores that the text gives, of rows for which no throughput is printed:"
         spreads = {"paper": f"that of its table 1, {PAPER_STD:.4f}", "table": "that of these rows"}
-        return (
+        return page(
             f"{self.source}. RCP and RCPmem are LeaPformer's (Agostinelli et al., 2024), with a standard deviation, "
-            f"here {spreads.get(self.std, self.std)}; points per doubling need none.\n\n"
-            f"{table}\n\n–: undefined. The composite has no value for a row that is better than softmax by a standard "
-            "deviation or more, points per doubling none for a row that is not faster.\n"
+            f"here {spreads.get(self.std, self.std)}; points per doubling need none.",
+            Table(records, columns).markdown(),
+            *([more, Table(rest, printed).markdown()] if rest else []),
+            f"{NOTHING}: undefined. The composite has no value for a row that is better than softmax by a standard "
+            "deviation or more, points per doubling none for a row that is not faster.",
         )
 
     def content(self) -> dict[str, Any]:
         """The content of the table, for JSON."""
         rows = {
-            name: {**asdict(row), **(asdict(self.scores[name]) if name in self.scores else {})}
+            name: {
+                "title": self.titles[name],
+                **asdict(row),
+                **(asdict(self.scores[name]) if name in self.scores else {}),
+            }
             for name, row in self.rows.items()
         }
         untimed = {title: {"accuracy": accuracy, "rcpmem": mem} for title, (accuracy, mem) in self.untimed.items()}
         return {"source": self.source, "std": self.std, "rows": rows, **({"untimed": untimed} if untimed else {})}
 
-    def points(self) -> list[Point]:
-        """The points of figure 1 of both papers."""
-        baseline = self.rows[BASELINE]
-        return [
-            (
-                self.titles[name],
-                row.speed / baseline.speed,
-                row.accuracy,
-                row.memory / baseline.memory if row.memory and baseline.memory else None,
-            )
-            for name, row in self.rows.items()
-        ]
-
     def draw(self, path: Path) -> None:
-        """Draw figure 1 of both papers as a PNG."""
-        draw_tradeoff(self.points(), self.source, path)
+        """Draw figure 1 of both papers."""
+        tradeoff_figure(self.content()).save(path)
+
+
+def _column(key: str, title: str) -> Column:
+    return Column(key, title, ".2f", missing=NOTHING)
 
 
 def published(std: str, paper: str) -> Composite:
@@ -201,7 +198,3 @@ def read_bench(path: Path) -> Bench:
     # Reports of older versions lack the protocol; there was only one.
     protocol = report.get("options", {}).get("protocol", LEAPFORMER)
     return Bench(protocol, length, speeds, at(memory, "peak_mib"))
-
-
-def _written(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"

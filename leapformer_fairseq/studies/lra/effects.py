@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from scipy.stats import ttest_ind
-from tabulate import tabulate
 
+from ...scoring.table import NOTHING, Column, Table, page
 from ...support.errors import LeapformerError
 from .protocols import Protocol
-from .tables import NOTE, TITLES, Cell, cells, written
+from .tables import NOTE, TITLES, Cell, cells
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,24 @@ def effects(base: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]
 
 def table(changes: Sequence[Effect], protocol: Protocol) -> str:
     """A table in Markdown: mean and standard deviation over seeds, before and after."""
-    lines = [
-        [effect.change, TITLES[effect.task], protocol.rows[effect.row].title]
-        + [written(effect.before), written(effect.after)]
-        + [f"{effect.points:+.2f}", "–" if effect.p is None else f"{effect.p:.2f}"]
+    columns = [
+        *(Column("change"), Column("task"), Column("row", "")),
+        *(Column("before", "as in the protocol", ".2f"), Column("after", "changed", ".2f")),
+        *(Column("points", form="+.2f"), Column("p", form=".2f", missing=NOTHING)),
+    ]
+    records = [
+        {
+            "change": effect.change,
+            "task": TITLES[effect.task],
+            "row": protocol.rows[effect.row].title,
+            "before": effect.before.value,
+            "after": effect.after.value,
+            "points": effect.points,
+            "p": effect.p,
+        }
         for effect in changes
     ]
-    headers = ["change", "task", "", "as in the protocol", "changed", "points", "p"]
-    text = tabulate(lines, headers, tablefmt="github", disable_numparse=True)
-    return f"{text}\n\np: Welch's t-test over seeds. {NOTE}\n"
+    return page(Table(records, columns, [f"p: Welch's t-test over seeds. {NOTE}"]).markdown())
 
 
 def content(changes: Sequence[Effect]) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from ...data import prepared
 from ...data.arrays import Split
 from ...data.lra import prepare
 from ...models.averaging import describe_checkpoint
-from ...scoring.validation import score_validation
+from ...scoring.outputs import score_validation
 from ...support.errors import LeapformerError
 from ...support.files import read_json, write_json
 from ...support.signature import signature

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tabulate import tabulate
-
 from ...data.lra import prepare
+from ...scoring.table import NOTHING, Column, Table, page
 from .protocols import BASELINE, Options, Protocol, words
 
 
@@ -79,15 +78,19 @@ def model_of(options: Options, task: str, quirks: Sequence[str] = ()) -> Any:
 def table(rows: Sequence[Count], protocol: Protocol) -> str:
     """A table in Markdown, with a line for each row and task."""
     ratios = relative(rows)
-    lines = []
+    records = []
     for row in rows:
-        line = [protocol.rows[row.row].title, row.task, f"{row.total:,}", f"{row.body:,}", f"{row.mechanism:,}"]
-        line += [f"{row.share:.2f}", f"{row.share_of_body:.2f}"]
-        line += [f"{ratio:.3f}" for ratio in ratios.get((row.row, row.task), ())] or ["–", "–"]
-        lines.append(line)
-    headers = ["", "task", "parameters", "without embeddings", "of the mechanism", "% of the others"]
-    headers += ["% without embeddings", "× softmax", "× without embeddings"]
-    return tabulate(lines, headers, tablefmt="github", disable_numparse=True) + "\n"
+        total, body = ratios.get((row.row, row.task), (None, None))
+        shares = {"share": row.share, "share_of_body": row.share_of_body, "to_total": total, "to_body": body}
+        records.append({**asdict(row), "row": protocol.rows[row.row].title, **shares})
+    columns = [
+        *(Column("row", ""), Column("task"), Column("total", "parameters", ",")),
+        *(Column("body", "without embeddings", ","), Column("mechanism", "of the mechanism", ",")),
+        *(Column("share", "% of the others", ".2f"), Column("share_of_body", "% without embeddings", ".2f")),
+        Column("to_total", "× softmax", ".3f", missing=NOTHING),
+        Column("to_body", "× without embeddings", ".3f", missing=NOTHING),
+    ]
+    return page(Table(records, columns).markdown())
 
 
 def content(rows: Sequence[Count]) -> list[dict[str, Any]]:

@@ -10,22 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from scipy.stats import binomtest
-from tabulate import tabulate
 
+from ...scoring.table import NOTHING, Column, Record, Table, deviation, page
 from ...support.errors import LeapformerError
 from .protocols import Protocol
 
-TITLES = {
-    "listops": "ListOps",
-    "text": "Text",
-    "retrieval": "Retrieval",
-    "pathfinder": "Pathfinder",
-    "image": "Image",
-}
+TITLES = {"listops": "ListOps", "text": "Text", "retrieval": "Retrieval", "pathfinder": "Pathfinder", "image": "Image"}
 # the benchmark's test sets: share of the most frequent class in per cent, number of examples
 PUBLISHED = {
     "listops": (17.0, 2_000), "text": (50.0, 25_000), "retrieval": (50.0, 17_437), "pathfinder": (50.0, 20_000),
@@ -54,8 +48,9 @@ class Cell:
         return fmean(self.accuracies)
 
     @property
-    def std(self) -> float | None:
-        return stdev(self.accuracies) if len(self.accuracies) > 1 else None
+    def value(self) -> Record:
+        """Mean and standard deviation, as `Table` writes them, with a mark if at chance."""
+        return {**deviation(self.accuracies), "mark": "" if self.learned else f" {AT_CHANCE}"}
 
     @property
     def learned(self) -> bool:
@@ -94,20 +89,28 @@ def accuracy_table(table: Mapping[str, Mapping[str, Cell]], protocol: Protocol, 
         for title, without in _kinds(protocol.name).values()
         if not without or set(without) & set(tasks)
     }
-    headers = ["", "seeds", *(TITLES[task] for task in tasks), *averaged]
-    lines = []
+    records: list[Record] = []
     for name in sorted(table, key=list(protocol.rows).index if set(table) <= set(protocol.rows) else str):
         row = table[name]
-        seeds = sorted({len(cell.accuracies) for cell in row.values()})
-        line = [protocol.rows[name].title if name in protocol.rows else name, "–".join(map(str, seeds))]
-        line += [written(row[task]) if task in row else "–" for task in tasks]
-        lines.append(line + [_number(averages(row, some)) for some in averaged.values()])
+        seeds = "–".join(map(str, sorted({len(cell.accuracies) for cell in row.values()})))
+        means = {title: averages(row, some) for title, some in averaged.items()}
+        title = protocol.rows[name].title if name in protocol.rows else name
+        records.append({"row": title, "seeds": seeds, **{task: cell.value for task, cell in row.items()}, **means})
     chance = {task: cell.chance for row in table.values() for task, cell in row.items()}
-    lines.append(["always the most frequent class", "", *(f"{chance[task]:.2f}" for task in tasks)])
-    text = tabulate(lines, headers, tablefmt="github", disable_numparse=True)
+    records.append({"row": "always the most frequent class", **dict.fromkeys(["seeds", *averaged], ""), **chance})
+    columns = [Column("row", ""), Column("seeds"), *_accuracies(tasks), *(_number(title) for title in averaged)]
+    parts = [Table(records, columns).markdown()]
     if published and protocol.name in papers():
-        text += f"\n\nPublished ({papers()[protocol.name]['source']}):\n\n{published_table(protocol.name)}"
-    return f"{text}\n\n{NOTE}\n"
+        parts += [f"Published ({papers()[protocol.name]['source']}):", published_table(protocol.name)]
+    return page(*parts, NOTE)
+
+
+def _accuracies(tasks: Sequence[str]) -> list[Column]:
+    return [_number(task, TITLES[task]) for task in tasks]
+
+
+def _number(key: str, title: str | None = None) -> Column:
+    return Column(key, title, ".2f", of=lambda record: record.get(key), missing=NOTHING)
 
 
 def _kinds(protocol: str) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -121,20 +124,19 @@ def _kinds(protocol: str) -> dict[str, tuple[str, tuple[str, ...]]]:
 
 def published_table(paper: str) -> str:
     """A table in Markdown: a paper's accuracies and averages, both recomputed and as printed, since some are wrong."""
-    about = papers()[paper]
-    kinds = _kinds(paper)
-    lines = []
+    about, kinds = papers()[paper], _kinds(paper)
+    records = []
     for row in about["rows"].values():
-        line = [row["title"]]
-        for task, accuracy in zip(about["tasks"], row["accuracy"], strict=True):
-            line.append("–" if accuracy is None else written(Cell((accuracy,), *PUBLISHED[task])))
-        for kind, (_, without) in kinds.items():
-            line += [_number(average(about["tasks"], row["accuracy"], without)), _number(row.get(kind))]
-        lines.append(line)
-    headers = ["", *(TITLES[task] for task in about["tasks"])]
-    for title, _ in kinds.values():
-        headers += [title, "as printed"]
-    return tabulate(lines, headers, tablefmt="github", disable_numparse=True)
+        cells = dict(zip(about["tasks"], row["accuracy"], strict=True))
+        of_row: dict[str, Any] = {
+            task: x if x is None else Cell((x,), *PUBLISHED[task]).value for task, x in cells.items()
+        }
+        of_row |= {kind: average(about["tasks"], row["accuracy"], without) for kind, (_, without) in kinds.items()}
+        records.append({"row": row["title"], **of_row, **{f"printed {kind}": row.get(kind) for kind in kinds}})
+    columns = [Column("row", ""), *_accuracies(about["tasks"])]
+    for kind, (title, _) in kinds.items():
+        columns += [_number(kind, title), _number(f"printed {kind}", "as printed")]
+    return Table(records, columns).markdown()
 
 
 def average(tasks: Sequence[str], accuracies: Sequence[float | None], without: Sequence[str] = ()) -> float | None:
@@ -151,7 +153,7 @@ def as_rows(table: Mapping[str, Mapping[str, Cell]]) -> list[dict[str, Any]]:
             "row": row,
             "task": task,
             "mean": round(cell.mean, 4),
-            "std": None if cell.std is None else round(cell.std, 4),
+            "std": None if cell.value["std"] is None else round(cell.value["std"], 4),
             "seeds": len(cell.accuracies),
             "accuracies": list(cell.accuracies),
             "chance": round(cell.chance, 4),
@@ -167,13 +169,3 @@ def as_rows(table: Mapping[str, Mapping[str, Cell]]) -> list[dict[str, Any]]:
 def papers() -> dict[str, Any]:
     """The papers' printed tables, by the name of the protocol."""
     return json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
-
-
-def written(cell: Cell) -> str:
-    """Format mean and standard deviation over seeds, with a mark if at chance."""
-    spread = "" if cell.std is None else f" ± {cell.std:.2f}"
-    return f"{cell.mean:.2f}{spread}{'' if cell.learned else ' ' + AT_CHANCE}"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"

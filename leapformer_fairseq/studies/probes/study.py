@@ -10,11 +10,11 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 import torch
-from tabulate import tabulate
 from torch import nn
 
 from ...attention import OPTIONS, find
-from ...scoring.pictures.probes import draw_probes
+from ...scoring.pictures.scores import probes_figure
+from ...scoring.table import Column, Table
 from ...support.errors import LeapformerError
 from ...support.files import locked_folder, write_json, write_text
 from .. import engine
@@ -46,7 +46,7 @@ class Run(NamedTuple):
 class Study(engine.Study):
     """The grid. `updates` overrides the number of each probe.
 
-    The folder `out` gets the runs, results.json, table.md and probes.png, each with the `signature` of the measurement.
+    The folder `out` gets the runs, results.json, table.md and probes.svg, each with the `signature` of the measurement.
     """
 
     probes: Sequence[str]
@@ -90,13 +90,18 @@ class Study(engine.Study):
 
     def report(self, state: State) -> None:
         """Write the results, the tables and the picture once all trainings have ended well."""
-        if any(run.name not in state.results for run in self.runs()):
+        if not self.is_whole(state):
             return
         summaries, signature = self.summaries(state), self.signature
         write_json(self.out / "results.json", {"signature": signature, "study": _described(self), "found": summaries})
         lines = ["# Probes", "", *self.tables(state), f"Signature: `{signature}`", ""]
         write_text(self.out / "table.md", "\n".join(lines))
-        draw_probes({probe: (PROBES[probe].about, rows) for probe, rows in summaries.items()}, self.out / "probes.png")
+        about = {probe: PROBES[probe].about for probe in summaries}
+        probes_figure(summaries, about).save(self.out / "probes.svg")
+
+    def is_whole(self, state: State) -> bool:
+        """Whether all trainings have ended well, so that there is a table."""
+        return all(run.name in state.results for run in self.runs())
 
     def summaries(self, state: State) -> dict[str, list[dict[str, Any]]]:
         """For each probe, the attentions' best rates and their scores, in %."""
@@ -196,17 +201,18 @@ def _summary(study: Study, probe: str, scores: Mapping[Run, Mapping[str, float]]
 
 
 def _table(study: Study, probe: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    sizes = list(rows[0]["sizes"])
-    lines = [
-        [row["attention"], f"{row['rate']:g}"]
-        + [f"{score['mean']:.0f} ({score['least']:.0f}-{score['most']:.0f})" for score in row["sizes"].values()]
+    about = PROBES[probe]
+    shown = [
+        {
+            "attention": row["attention"],
+            "rate": row["rate"],
+            **{size: {"mean": x["mean"], "min": x["least"], "max": x["most"]} for size, x in row["sizes"].items()},
+        }
         for row in rows
     ]
-    about = PROBES[probe]
-    title = f"## {probe}: {about.about}"
+    columns = [Column("attention"), Column("rate", form="g"), *(Column(size, form=".0f") for size in rows[0]["sizes"])]
     note = (
-        f"Right answers in %, mean (least-most) of {len(study.seeds)} seeds with the best of {len(study.rates)} rates, "
+        f"Right answers in %, mean (least–most) of {len(study.seeds)} seeds with the best of {len(study.rates)} rates, "
         f"after {study.updates or about.updates} updates; trained at {', '.join(map(str, about.trained))}."
     )
-    table = tabulate(lines, ["attention", "rate", *sizes], "github", disable_numparse=True)
-    return [title, "", note, "", table, ""]
+    return [f"## {probe}: {about.about}", "", note, "", Table(shown, columns).markdown(), ""]

@@ -6,19 +6,15 @@ import shutil
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...support.errors import LeapformerError
 from ...support.lines import read_lines
-from ..trainings import Work
+from ..engine import Call, Cell, State
 from . import configuration
-from .options import Parser, list_of, one_of, whole
+from .facts import WHOLE
 from .plans import Attention
-from .recipe import DataSet, add_root
+from .recipe import Steps, ours
 from .runs import Run, Runs
-
-if TYPE_CHECKING:
-    from ...attention import Mask
 
 GLUE = ("MNLI", "QNLI", "QQP", "SST-2")
 ACCURACY = ["--best-checkpoint-metric", "accuracy", "--maximize-best-checkpoint-metric"]
@@ -35,21 +31,8 @@ class FineTuning(Runs):
         "eval": ("fairseq-validate", "--batch-size 8"),
     }
 
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        add_root(parser, about.holds)
-        parser.option(
-            "--pretrained", "PATH", "the --out folder of the recipe mlm, with a model for each attention, or one "
-            "checkpoint for all of them", Path,
-        )  # fmt: skip
-        parser.option("--pretrained-seed", "N", "the seed of the models in that folder", whole(), default=1)
-        parser.option(
-            "--vocabulary", "DIR", "the vocabulary of the models (only to prepare; by default PATH/data/text)", Path
-        )
-        cls.add_run_options(parser)
-
-    def masks(self, attention: Attention) -> dict[str, Mask]:
-        return {"encoder-self": None}
+    def masks(self, attention: Attention) -> dict[str, str]:
+        return {"encoder-self": WHOLE}
 
     def check_data(self) -> None:
         self.need_root()
@@ -65,20 +48,22 @@ class FineTuning(Runs):
         pretrained = self.settings.pretrained
         return self.settings.vocabulary or (pretrained and pretrained / "data/text")
 
-    def before_training(self) -> None:
-        if not (self.settings.pretrained or self.shell.dry):
+    def check_training(self) -> None:
+        if not self.settings.pretrained:
             raise LeapformerError("no --pretrained given; see --help")
 
     def pretrained(self, run: Run) -> Path:
-        """The checkpoint that fine-tuning starts from. Raises LeapformerError if it does not exist."""
+        """The checkpoint that fine-tuning starts from."""
         checkpoint: Path = self.settings.pretrained or Path("PRETRAINED")
-        if checkpoint.is_dir() or self.shell.dry:
+        if checkpoint.is_dir() or self.dry:
             checkpoint /= f"{run.attention.run_folder(self.settings.pretrained_seed)}/model/checkpoint_best.pt"
-        if not (checkpoint.is_file() or self.shell.dry):
-            raise LeapformerError(
-                f"--pretrained {self.settings.pretrained}: there is no {checkpoint}; train it with the recipe mlm first"
-            )
         return checkpoint
+
+    def starts_from(self, run: Run) -> tuple[Path, ...]:
+        return (self.pretrained(run),)
+
+    def missing(self, path: Path) -> str:
+        return f"--pretrained {self.settings.pretrained}: there is no {path}; train it with the recipe mlm first"
 
     def model_options(self, run: Run) -> list[str]:
         warm_start = ["--finetune-from-model", str(self.pretrained(run))]
@@ -91,32 +76,27 @@ class FineTuning(Runs):
 
     @abstractmethod
     def classes(self, run: Run) -> int | str:
-        """The number of labels; a placeholder in a dry run."""
+        """The number of labels; a placeholder until the data is prepared."""
 
     @abstractmethod
     def sets(self, run: Run) -> Mapping[str, tuple[str, Path]]:
         """Evaluation sets: name of the results -> fairseq's name, file of labels, which may not exist."""
 
     def evaluations(self, run: Run) -> Mapping[str, list[str]]:
+        prepared = (self.data_of(run) / "binary/done").is_file()  # until then nobody knows which labels there are
         sets = self.sets(run).items()
-        return {name: self.options("eval") for name, (_, labels) in sets if labels.is_file() or self.shell.dry}
+        return {name: self.options("eval") for name, (_, labels) in sets if labels.is_file() or not prepared}
 
-    def evaluate(self, run: Run, checkpoint: Path, out: Path, options: list[str]) -> Work:
+    def evaluate(self, run: Run, checkpoint: Path, out: Path, options: list[str]) -> Steps:
         subset, labels = self.sets(run)[out.name]
         data, words = self.data_of(run) / "binary", (*self.task_options, "--valid-subset", subset)
-        yield from self.validate(data, checkpoint, out, labels, *words, *options)
+        return self.validate(data, checkpoint, out, labels, *words, *options)
 
 
 class Glue(FineTuning):
     """GLUE; each task has its own data and runs."""
 
     task_options = ("--task", "sentence_prediction", "--criterion", "sentence_prediction")
-
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        super().add_options(parser, about)
-        parser.flag("--download", "fetch what --root lacks")
-        parser.option("--tasks", "LIST", f"of {', '.join(GLUE)}, in quotes", list_of(one_of(*GLUE)))
 
     @property
     def tasks(self) -> list[str]:
@@ -127,7 +107,7 @@ class Glue(FineTuning):
 
     def classes(self, run: Run) -> int | str:
         labels = self.data_of(run) / "text/label/dict.txt"
-        return "CLASSES" if self.shell.dry else sum(1 for _ in read_lines(labels))
+        return sum(1 for _ in read_lines(labels)) if labels.is_file() else "CLASSES"
 
     def training_options(self, run: Run) -> list[str]:
         """The options of the task, then all others, so that the command line takes precedence."""
@@ -139,24 +119,25 @@ class Glue(FineTuning):
         sets = {run.task: ("valid", labels / "valid")}
         return sets | ({f"{run.task}-mismatched": ("valid1", labels / "valid1")} if run.task == "MNLI" else {})
 
-    def step_prepare(self) -> None:
-        for task in self.tasks:
-            text, binary = self.data / task / "text", self.data / task / "binary"
-            options = ["--vocabulary", self.vocabulary, *(["--download"] if self.downloads else [])]
-            self.shell.say(f"preparing {task} in {self.data / task}")
-            self.shell.run(
-                self.shell.leapformer("prepare", "glue", task, self.settings.root, "--out", text, *options),
-                self.shell.once(binary, self.binarise_task(text, binary)),
-            )
+    def cells_prepare(self, state: State) -> list[Cell]:
+        return [cell for task in self.tasks for cell in self.prepared(task)]
 
-    def binarise_task(self, text: Path, binary: Path) -> Work:
+    def prepared(self, task: str) -> list[Cell]:
         """Binarise sentences, second sentences of pairs, and labels, each in its own folder."""
+        text, binary, place = self.data / task / "text", self.data / task / "binary", f"data/{task}"
+        options = ["--vocabulary", self.vocabulary, *(["--download"] if self.downloads else [])]
+        steps: Steps = ()
         for part in ("input0", "input1", "label"):
-            if (text / part).is_dir() or self.shell.dry:
+            if (text / part).is_dir() or self.dry:
                 vocabulary = text / ("label/dict.txt" if part == "label" else "dict.txt")
                 files = {name: _with_second(text / part / name) for name in ("train", "valid", "test")}
                 files = {name: file for name, file in files.items() if file or name != "test"}
-                yield from self.binarise(binary / part, files, vocabulary)
+                steps += self.binarise(binary, files, vocabulary, part)
+        prepare = ours("prepare", "glue", task, self.settings.root, "--out", text, *options)
+        return [
+            Cell(place, (prepare,), None, title=f"preparing {task} in {self.data / task}"),
+            Cell(f"{place}/binary", steps, needs=(place,)),
+        ]
 
     def notes(self) -> list[str]:
         return [
@@ -183,25 +164,24 @@ class Choices(FineTuning):
         labels = self.data / "text/label"
         return {name: (name, labels / f"{name}.label") for name in ("valid", "test")}
 
-    def step_prepare(self) -> None:
-        text, binary = self.data / "text", self.data / "binary"
-        self.shell.say(f"preparing {self.name} in {text}")
-        self.shell.run(
-            self.shell.leapformer(
-                "prepare", self.name, self.settings.root, "--out", text, "--vocabulary", self.vocabulary
-            ),
-            self.shell.once(binary, self.binarise_choices(text, binary)),
-        )
-
-    def binarise_choices(self, text: Path, binary: Path) -> Work:
+    def cells_prepare(self, state: State) -> list[Cell]:
         """Binarise the shared text and each choice, and copy the indices of the correct answers."""
-        for place in range(self.about.choices + 1):
+        text, binary = self.data / "text", self.data / "binary"
+        steps: Steps = ()
+        for place in range(int(self.about.choices) + 1):
             part = f"input{place}"
             files = {name: text / part / name for name in ("train", "valid", "test")}
             files = {name: file for name, file in files.items() if file.is_file() or name != "test"}
-            yield from self.binarise(binary / part, files, text / "dict.txt")
-        if not self.shell.dry:
-            shutil.copytree(text / "label", binary / "label", dirs_exist_ok=True)
+            steps += self.binarise(binary, files, text / "dict.txt", part)
+        words = (self.settings.root, "--out", text, "--vocabulary", self.vocabulary)
+        return [
+            Cell("data", (ours("prepare", self.name, *words),), None, title=f"preparing {self.name} in {text}"),
+            Cell("data/binary", (*steps, Call(_copy, (text / "label", binary / "label"), True)), needs=("data",)),
+        ]
 
     def notes(self) -> list[str]:
         return ["Accuracy in per cent; of each run the checkpoint that is best on the development set (valid)."]
+
+
+def _copy(folder: Path, to: Path) -> None:
+    shutil.copytree(folder, to, dirs_exist_ok=True)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...support.errors import LeapformerError
-from ..trainings import Work
-from .options import Parser, list_of, one_of, whole
+from ..engine import Cell, State
+from .facts import WHOLE
 from .plans import Attention
-from .recipe import DataSet, add_root
+from .recipe import Steps, logged, ours
 from .runs import Run, Runs
 
-if TYPE_CHECKING:
-    from ...attention import Mask
-
 PARTS, SCORED = ("train", "valid", "test"), ("valid", "test")
-TEXTS = "{train,valid,test}.txt or wiki.{train,valid,test}.tokens, plain or with .gz"
 
 
 class LanguageModel(Runs):
@@ -29,55 +24,26 @@ class LanguageModel(Runs):
         "eval": ("fairseq-eval-lm", "--context-window 400"),
     }
 
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        add_root(parser, TEXTS)
-        for part in PARTS:
-            parser.option(f"--{part}", "FILE", "instead of the one in --root", Path)
-        parser.flag(
-            "--train-on-valid", "without a training file: train on the validation text except its last tenth, and "
-            "validate on that",
-        )  # fmt: skip
-        parser.flag("--download", "fetch what --root lacks")
-        parser.option(
-            "--contexts", "LIST", "evaluate with so many words before each segment, in quotes, each a row (by default "
-            "--context-window of the evaluation)", list_of(whole(0)), default=[],
-        )  # fmt: skip
-        cls.add_sets(parser)
-        cls.add_run_options(parser)
-
-    @staticmethod
-    def add_sets(parser: Parser) -> None:
-        """Add the option for the texts to score."""
-        parser.option(
-            "--sets", "LIST", f"texts to score, in quotes, of {', '.join(SCORED)}: each is a row",
-            list_of(one_of(*SCORED)), default="test",
-        )  # fmt: skip
-
-    def masks(self, attention: Attention) -> dict[str, Mask]:
-        return {"decoder-self": None}
+    def masks(self, attention: Attention) -> dict[str, str]:
+        return {"decoder-self": WHOLE}
 
     def check_data(self) -> None:
         if not (self.settings.valid and self.settings.test):
             self.need_root("--root (or else --train, --valid and --test)")
 
-    def step_prepare(self) -> None:
-        s, text, binary = self.settings, self.data / "text", self.data / "binary"
+    def cells_prepare(self, state: State) -> list[Cell]:
+        s, text = self.settings, self.data / "text"
         files = [word for part in PARTS if getattr(s, part) for word in (f"--{part}", getattr(s, part))]
         options = [*([s.root] if s.root else []), "--out", text, *files]
         options += [f"--{flag.replace('_', '-')}" for flag in ("train_on_valid", "download") if getattr(s, flag)]
-        self.shell.say(f"preparing {self.name} in {self.data}")
-        self.shell.run(
-            self.shell.leapformer("prepare", self.name, *options),
-            self.shell.once(binary, self.binarise(binary, {part: text / f"{part}.txt" for part in PARTS})),
-        )
+        return prepared_text(self, [self.name, *options], None)
 
     def model_options(self, run: Run) -> list[str]:
         return ["--decoder-self-attention", run.attention.plan]
 
     @property
     def marks(self) -> list[str]:
-        return ["--train-on-valid"] if self.settings.train_on_valid else []
+        return ["--train-on-valid"] if getattr(self.settings, "train_on_valid", False) else []
 
     def evaluations(self, run: Run) -> Mapping[str, list[str]]:
         options = self.options("eval")
@@ -85,14 +51,13 @@ class LanguageModel(Runs):
         of_all = contexts or {"": options}
         return {part + context: options for part in self.settings.sets for context, options in of_all.items()}
 
-    def evaluate(self, run: Run, checkpoint: Path, out: Path, options: list[str]) -> Work:
+    def evaluate(self, run: Run, checkpoint: Path, out: Path, options: list[str]) -> Steps:
         log, part = out / "eval.log", out.name.partition("-")[0]
-        yield from self.shell.logged(
-            log, "eval-lm", self.data / "binary", "--path", checkpoint, "--gen-subset", part, *options
-        )
+        words = ("--path", checkpoint, "--gen-subset", part, *options)
         text = self.data / f"text/{part}.txt"
-        yield from self.shell.leapformer(
-            "score", log, "--text", text, "--checkpoint", checkpoint, "--json", out / "scores.json"
+        return (
+            logged("eval-lm", self.data / "binary", *words, log=log.name),
+            ours("score", log, "--text", text, "--checkpoint", checkpoint, "--json", out / "scores.json"),
         )
 
     def notes(self) -> list[str]:
@@ -110,23 +75,11 @@ class LanguageModel(Runs):
 class OwnLanguageModel(LanguageModel):
     """Any text, in subwords."""
 
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        add_root(parser, TEXTS)
-        parser.option("--vocab-size", "N", "number of subwords, learned from the training text", whole())
-        parser.option(
-            "--contexts", "LIST", "evaluate with so many subwords before each segment, in quotes, each a row",
-            list_of(whole(0)), default=[],
-        )  # fmt: skip
-        cls.add_sets(parser)
-        parser.set_defaults(train_on_valid=False)
-        cls.add_run_options(parser)
-
     def check_data(self) -> None:
         self.need_root()
 
-    def step_prepare(self) -> None:
-        prepare_subwords(self, [])
+    def cells_prepare(self, state: State) -> list[Cell]:
+        return prepared_subwords(self, [])
 
     def notes(self) -> list[str]:
         return [
@@ -135,15 +88,19 @@ class OwnLanguageModel(LanguageModel):
         ]
 
 
-def prepare_subwords(recipe: Runs, more: list[object]) -> None:
+def prepared_subwords(recipe: Runs, more: list[object]) -> list[Cell]:
     """Prepare text in subwords with a dictionary; `more` are options of `leapformer prepare mlm`."""
-    s, text, binary = recipe.settings, recipe.data / "text", recipe.data / "binary"
-    files = {part: text / f"{part}.txt" for part in PARTS}
-    recipe.shell.say(f"preparing the text in {recipe.data}")
-    recipe.shell.run(
-        recipe.shell.leapformer("prepare", "mlm", s.root, "--out", text, "--vocab-size", s.vocab_size, *more),
-        recipe.shell.once(binary, recipe.binarise(binary, files, text / "dict.txt")),
-    )
+    s, text = recipe.settings, recipe.data / "text"
+    return prepared_text(recipe, ["mlm", s.root, "--out", text, "--vocab-size", s.vocab_size, *more], text / "dict.txt")
+
+
+def prepared_text(recipe: Runs, words: list[object], vocabulary: Path | None) -> list[Cell]:
+    """Prepare text with `leapformer prepare`, and binarise it."""
+    files = {part: recipe.data / f"text/{part}.txt" for part in PARTS}
+    return [
+        Cell("data", (ours("prepare", *words),), None, title=f"preparing {recipe.name} in {recipe.data}"),
+        Cell("data/binary", recipe.binarise(recipe.data / "binary", files, vocabulary), needs=("data",)),
+    ]
 
 
 class MaskedLanguageModel(Runs):
@@ -155,34 +112,19 @@ class MaskedLanguageModel(Runs):
         "eval": ("fairseq-validate", "--mask-prob 0.2"),
     }
 
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        lines = "one sentence per line, an empty line between documents"
-        add_root(parser, f"{TEXTS}: {lines}")
-        parser.option("--vocab-size", "N", "number of subwords, learned from the training text", whole())
-        parser.option(
-            "--vocabulary", "DIR", "subwords to use instead: OUT/data/text of another run, or a folder with RoBERTa's "
-            "encoder.json, vocab.bpe and dict.txt", Path,
-        )  # fmt: skip
-        parser.option(
-            "--init", "CHECKPOINT", "initialise with this model, of any attention: a RoBERTa of fairseq, or "
-            "OUT/ATTENTION-seedN/model/checkpoint_best.pt; requires the vocabulary that it was trained with", Path,
-        )  # fmt: skip
-        cls.add_run_options(parser)
-
-    def masks(self, attention: Attention) -> dict[str, Mask]:
-        return {"encoder-self": None}
+    def masks(self, attention: Attention) -> dict[str, str]:
+        return {"encoder-self": WHOLE}
 
     def check_data(self) -> None:
         self.need_root()
 
-    def step_prepare(self) -> None:
+    def cells_prepare(self, state: State) -> list[Cell]:
         vocabulary = self.settings.vocabulary
-        prepare_subwords(self, ["--vocabulary", vocabulary] if vocabulary else [])
+        return prepared_subwords(self, ["--vocabulary", vocabulary] if vocabulary else [])
 
-    def before_training(self) -> None:
+    def check_training(self) -> None:
         init = self.settings.init
-        if init and not (init.is_file() or self.shell.dry):
+        if init and not init.is_file():
             raise LeapformerError(f"--init {init}: no such checkpoint; train it first or check the path")
 
     def model_options(self, run: Run) -> list[str]:
@@ -195,11 +137,11 @@ class MaskedLanguageModel(Runs):
     def evaluations(self, run: Run) -> Mapping[str, list[str]]:
         return {"test": self.options("eval")}
 
-    def evaluate(self, run: Run, checkpoint: Path, out: Path, options: list[str]) -> Work:
+    def evaluate(self, run: Run, checkpoint: Path, out: Path, options: list[str]) -> Steps:
         # Text is cut into full blocks, so that no line is too long; the seed makes all models see the same masks.
         words = ("--task", "masked_lm", "--valid-subset", "test", "--sample-break-mode", "none", "--seed", 1)
         text = self.data / "text/test.txt"
-        yield from self.validate(self.data / "binary", checkpoint, out, text, *words, *options)
+        return self.validate(self.data / "binary", checkpoint, out, text, *words, *options)
 
     def notes(self) -> list[str]:
         return [

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from ...support.errors import LeapformerError
 from ...support.files import read_json
-from .options import Parser, list_of, whole
-from .recipe import DataSet, Recipe
+from ..engine import Cell, Command, State
+from .recipe import Recipe, logged, ours
 
 BASELINE = "softmax"  # composite scores are relative to it
 MAPPED = ("cosformer", "leap")  # rows of figure 3 of the LeaPformer paper
@@ -23,23 +22,9 @@ class LongRangeArena(Recipe):
 
     steps = ("prepare", "train", "tables", "maps", "bench")
     option_lists = {"train": ("all trainings", "--max-update 100")}
+    goal = "results"
 
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        parser.flag("--reduced", "shorter ListOps and easier Pathfinder, generated: minutes of a core a training")
-        parser.option("--protocol", "NAME", "leapformer, luna, corrected, or a YAML file like theirs")
-        parser.option("--root", "DIR", f"{about.holds}; not for --reduced", Path)
-        parser.option("--tasks", "LIST", "in quotes (by default all of the protocol)", list_of(), default=[])
-        parser.option("--attention", "LIST", "rows of the protocol, in quotes (by default all)", list_of(), default=[])
-        parser.option("--seeds", "LIST", "in quotes (by default the protocol's)", list_of(whole()), default=[])
-        parser.option("--quirks", "NAMES", "published flaws, with commas, or none (by default the protocol's)")
-        parser.option("--jobs", "N", "trainings at once, one thread each", whole(), default=os.cpu_count() or 1)
-        parser.flag(
-            "--no-bench", "leave out speed and memory, which take a quarter of an hour of a quiet machine, and the "
-            "scores",
-        )  # fmt: skip
-
-    def check(self) -> None:
+    def check_settings(self) -> None:
         if not (self.settings.reduced or self.settings.protocol):
             raise LeapformerError("no --protocol and no --reduced given; see --help")
         if self.settings.attention:
@@ -47,7 +32,7 @@ class LongRangeArena(Recipe):
 
             protocol = protocols.load(self.settings.protocol or "reduced")
             protocols.check_names("attention", self.settings.attention, protocol.rows, protocol)
-        if self.settings.root and not self.shell.dry:
+        if self.settings.root and not self.dry:
             self.need_root()
 
     @property
@@ -66,49 +51,54 @@ class LongRangeArena(Recipe):
         return self.out / "results"
 
     # ---------------------------------------------------------------------------------------------------------- steps
-    def lra(self, *words: object) -> None:
-        self.shell.run(self.shell.leapformer("lra", *words))
-
-    def step_prepare(self) -> None:
+    def cells_prepare(self, state: State) -> list[Cell]:
         root = ["--root", self.settings.root] if self.settings.root else []
-        self.shell.say(f"data in {self.data}")
-        self.lra("prepare", *self.common, "--data", self.data, *root)
+        words = ("prepare", *self.common, "--data", self.data, *root)
+        return [_cell("data", ours("lra", *words), title=f"data in {self.data}")]
 
-    def step_train(self) -> None:
+    def cells_train(self, state: State) -> list[Cell]:
         s = self.settings
         seeds = ["--seeds", *s.seeds] if s.seeds else []
         more = [f"--train-options={' '.join(self.options('train'))}", "--jobs", s.jobs]
-        self.shell.say(f"trainings in {self.out}/runs, {s.jobs} at once")
-        self.lra("run", *self.common, *self.rows, "--data", self.data, "--out", self.out / "runs", *seeds, *more)
+        words = ("run", *self.common, *self.rows, "--data", self.data, "--out", self.out / "runs", *seeds, *more)
+        title = f"trainings in {self.out}/runs, {s.jobs} at once"
+        return [_cell("runs", ours("lra", *words), needs=("data",), title=title)]
 
-    def step_tables(self) -> None:
-        self.shell.say("accuracies and parameters")
-        self.lra("table", self.out / "runs", "--out", self.results)
-        self.lra("params", *self.common, *self.rows, "--out", self.results)
+    def cells_tables(self, state: State) -> list[Cell]:
+        table = ours("lra", "table", self.out / "runs", "--out", self.results)
+        params = ours("lra", "params", *self.common, *self.rows, "--out", self.results)
+        return [_cell("tables", table, params, needs=("runs",), title="accuracies and parameters")]
 
-    def step_maps(self) -> None:
+    def cells_maps(self, state: State) -> list[Cell]:
+        cells = []
         for row in MAPPED:
             checkpoint = next(iter(sorted(self.out.glob(f"runs/listops/{row}-seed*/checkpoint_best.pt"))), None)
             out = self.results / f"maps-{row}"
-            if checkpoint and not out.is_dir():
-                self.shell.say(f"re-weighting of {row} in ListOps")
+            if checkpoint and (f"maps-{row}" in state.results or not out.is_dir()):
                 options = ["--path", checkpoint, "--data", self.data / "listops", "--input", "test", "--lines", 200]
-                self.shell.run(self.shell.leapformer("maps", *options, "--out", out))
+                maps, title = ours("maps", *options, "--out", out), f"re-weighting of {row} in ListOps"
+                cells.append(_cell(f"maps-{row}", maps, needs=("runs",), title=title))
+        return cells
 
-    def step_bench(self) -> None:
+    def cells_bench(self, state: State) -> list[Cell]:
         """Measure speed and memory of the protocol's models, unless `--no-bench` is given."""
         if self.settings.no_bench:
-            return
-        bench, models = self.results / "lra.json", "luna" if self.settings.protocol == "luna" else "leapformer"
-        self.shell.say(f"speed and memory, a quarter of an hour (progress in {self.results}/bench.log)")
-        if not bench.is_file() or read_json(bench).get("cases_left") != 0:
-            command = ("bench", "lra", "--protocol", models)
+            return []
+        bench, models, cells = self.results / "lra.json", self.settings.protocol, list[Cell]()
+        if "bench" in state.results or not bench.is_file() or read_json(bench).get("cases_left") != 0:
+            words = ("bench", "lra", "--protocol", "luna" if models == "luna" else "leapformer", "--out", self.results)
             # A process of its own, since the memory allocator of trainings must be chosen at its start.
-            log = self.results / "bench.log"
-            self.shell.run(self.shell.logged(log, *command, "--out", self.results, threads=1))
-        rows = self.settings.attention
+            title = f"speed and memory, a quarter of an hour (progress in {self.results}/bench.log)"
+            step = logged(*words, log="results/bench.log", threads=1)
+            cells.append(_cell("bench", step, needs=("tables",), title=title))
+        rows, needs = self.settings.attention, (*(cell.name for cell in cells), "runs")
         if not rows or BASELINE in rows or any(self.out.glob(f"runs/*/{BASELINE}-seed*")):
-            self.lra("rcp", self.out / "runs", "--bench", bench, "--out", self.results)
-        else:
-            self.shell.say(f"no composite scores: --attention leaves out {BASELINE}, which they are relative to")
-        self.shell.say(f"done: {self.results}")
+            scores = ours("lra", "rcp", self.out / "runs", "--bench", bench, "--out", self.results)
+            return [*cells, _cell("scores", scores, needs=needs)]
+        title = f"no composite scores: --attention leaves out {BASELINE}, which they are relative to"
+        return [*cells, _cell("scores", needs=needs, title=title)]
+
+
+def _cell(name: str, *steps: Command, needs: tuple[str, ...] = (), title: str = "") -> Cell:
+    """A cell that is run each time: its commands leave out what is done."""
+    return Cell(name, steps, None, needs=needs, title=title)

@@ -100,6 +100,21 @@ def list_of(check: Callable[[str], Any] = str) -> Callable[[str], list[Any]]:
     return lambda text: [check(word) for word in text.split()]
 
 
+def lagging(text: str) -> str:
+    """Check for k of wait-k: a number, or a range with or without offline; it stays as written."""
+    if not re.fullmatch(r"[1-9]\d*(-[1-9]\d*)?(,offline)?", text):
+        raise argparse.ArgumentTypeError(f"{text}: give a number from 1, or a range as in 1-9, or 1-9,offline")
+    return text
+
+
+def stage(text: str) -> tuple[str, str]:
+    """Parse TOKENS:EPOCHS."""
+    tokens, _, epochs = text.partition(":")
+    if not (tokens.isdigit() and epochs.isdigit() and int(tokens) and int(epochs)):
+        raise argparse.ArgumentTypeError(f'{text}: give TOKENS:EPOCHS for each, as in "32:7 64:1"')
+    return tokens, epochs
+
+
 def words(text: str) -> list[str]:
     """Split the options of a command as in a shell."""
     try:

@@ -5,16 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ...scoring.names import attention_title
+from ...scoring.names import WHOLE_SOURCE, plan_title
 from ...support.errors import LeapformerError
+from .facts import BLOCKS, CHUNKS, WAIT, WAIT_CROSS, WHOLE, are_served, mask_of
 from .options import Parser
-
-if TYPE_CHECKING:
-    from ...attention import Mask
-
-BLOCKS = ("encoder-self", "decoder-self", "decoder-cross")
 
 
 @dataclass(frozen=True)
@@ -48,25 +43,32 @@ class Attention:
         parts = (option.partition("=") for option in self.text.split(":")[1:])
         return [(name, value if equals else None) for name, equals, value in parts]
 
-    def check(self, masks: Mapping[str, Mask], configured: Mapping[str, str | None] | None = None) -> None:
-        """Raise LeapformerError for a plan with which no model can be built; `masks` are those of the model's blocks.
+    def check(self, masks: Mapping[str, str], configured: Mapping[str, str | None] | None = None) -> None:
+        """Raise LeapformerError for a plan with which no model can be built; `masks` names those of the model's blocks.
 
         `configured` are other options of the training by name; options after colons override them.
         """
-        from ...attention import OPTIONS  # imports torch, which takes seconds and which few commands need
-        from ...modules.plan import check_plans
-
         parts = self.plan.count("/") + 1
         if parts > len(masks):
             raise LeapformerError(f"{self.text}: {parts} plans for {', '.join(masks)}; give at most {len(masks)}")
         every = len(masks) == len(BLOCKS)
         plans = dict(zip(BLOCKS, self.blocks, strict=True)) if every else dict.fromkeys(masks, self.plan)
-        before = [(name, value) for name, value in (configured or {}).items() if name.replace("-", "_") in OPTIONS]
         try:
-            check_plans(plans, [*before, *self._parsed], masks, _model_options)
+            if self._parsed or not are_served(plans, masks, configured or {}):
+                self._check_plans(plans, masks, configured or {})
             self._check_encoder()
         except LeapformerError as error:
             raise LeapformerError(f"--attention {self.text}: {error}") from None
+
+    def _check_plans(
+        self, plans: Mapping[str, str], masks: Mapping[str, str], configured: Mapping[str, str | None]
+    ) -> None:
+        from ...attention import OPTIONS  # imports torch, which takes seconds
+        from ...modules.plan import check_plans
+
+        before = [(name, value) for name, value in configured.items() if name.replace("-", "_") in OPTIONS]
+        of_blocks = {block: mask_of(mask) for block, mask in masks.items()}
+        check_plans(plans, [*before, *self._parsed], of_blocks, _model_options)
 
     def _check_encoder(self) -> None:
         """Raise LeapformerError for options of encoder chunks with which no model can be built."""
@@ -81,12 +83,10 @@ class Attention:
         fill_chunk_args(settings)
         chunks_of(settings)
 
-    def wait_k_masks(self) -> dict[str, Mask]:
-        """The masks of a wait-k model's blocks; the encoder may be a streaming one."""
-        from ...attention import ChunkMask, PrefixMask
-
+    def wait_k_masks(self) -> dict[str, str]:
+        """The names of the masks of a wait-k model's blocks; the encoder may be a streaming one."""
         streams = any(word in ("--encoder-causal", "--encoder-chunk-ms") for word in self.options)
-        return dict(zip(BLOCKS, (ChunkMask() if streams else None, PrefixMask(), PrefixMask(2)), strict=True))
+        return dict(zip(BLOCKS, (CHUNKS if streams else WHOLE, WAIT, WAIT_CROSS), strict=True))
 
     @property
     def encoder(self) -> Attention:
@@ -111,7 +111,7 @@ class Attention:
     @property
     def title(self) -> str:
         """The name in reports."""
-        return attention_title(self.text)
+        return plan_title(self.text, WHOLE_SOURCE, chunk_length=False)
 
     @property
     def needs_length(self) -> bool:

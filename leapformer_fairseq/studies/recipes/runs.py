@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from collections.abc import Mapping
 from itertools import product
@@ -10,10 +9,9 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from ...support.errors import LeapformerError
-from ..trainings import Work
-from .options import Parser, list_of, whole
+from ..engine import Cell, State
 from .plans import Attention
-from .recipe import Recipe
+from .recipe import Recipe, Steps, binarised, training
 
 
 class Run(NamedTuple):
@@ -35,22 +33,7 @@ class Run(NamedTuple):
 class Runs(Recipe):
     """Trains every attention with every seed, --jobs of them in parallel, and tabulates all runs in a folder."""
 
-    @staticmethod
-    def add_run_options(parser: Parser) -> None:
-        """Add the options that all recipes of this kind share."""
-        parser.option(
-            "--attention", "LIST", "mechanisms or plans, in quotes; each is trained with each seed; options after "
-            "colons, as in luna:luna-length=32", list_of(Attention),
-        )  # fmt: skip
-        parser.option("--seeds", "LIST", "training seeds, in quotes", list_of(whole()), default="1")
-        parser.option("--epochs", "N", "maximum passes over the training data", whole())
-        parser.option(
-            "--jobs", "N", "parallel training runs, on one core each if more than one", whole(),
-            default=os.cpu_count() or 1,
-        )  # fmt: skip
-        parser.option("--workers", "N", "processes that binarise the text", whole(), default=1)
-
-    def check(self) -> None:
+    def check_settings(self) -> None:
         for attention in self.settings.attention:
             if "/" in attention.plan:
                 raise LeapformerError(
@@ -58,6 +41,11 @@ class Runs(Recipe):
                 )
         if not self.runs():
             raise LeapformerError("--attention and --seeds name no run; give at least one of each")
+
+    @property
+    def jobs(self) -> int:
+        """--jobs, or the number of runs if there are fewer, so that a single run has all cores."""
+        return min(self.settings.jobs, len(self.runs()))
 
     def row_order(self) -> list[str]:
         return [attention.text for attention in self.settings.attention]
@@ -77,38 +65,31 @@ class Runs(Recipe):
         return [*epochs, *super().options(name)]
 
     # ---------------------------------------------------------------------------------------------------------- steps
-    def binarise(self, out: Path, files: Mapping[str, object], vocabulary: Path | None = None) -> Work:
-        """Convert the files for train, valid and test to fairseq's data."""
-        (out / "dict.txt").unlink(missing_ok=True)  # fairseq does not overwrite that of an interrupted run
+    def binarise(self, out: Path, files: Mapping[str, object], vocabulary: Path | None = None, part: str = "") -> Steps:
+        """Convert the files for train, valid and test to fairseq's data in out/part."""
         options = ["--srcdict", vocabulary] if vocabulary else []
-        for part, file in files.items():
-            options += [f"--{part}pref", file]
-        yield from self.shell.logged(
-            out / "preprocess.log", "preprocess", "--only-source", "--destdir", out, "--workers",
-            self.settings.workers, *options,
-        )  # fmt: skip
+        for name, file in files.items():
+            options += [f"--{name}pref", file]
+        words = ("--only-source", "--destdir", out / part, "--workers", self.settings.workers, *options)
+        return binarised(out / part, *words, log=f"{part}/preprocess.log" if part else "preprocess.log")
 
     # ------------------------------------------------------------------------------------------------------- training
-    def step_train(self) -> None:
-        self.before_training()
-        self.shell.run(*map(self.train_run, self.runs()), at_once=self.settings.jobs)
+    def cells_train(self, state: State) -> list[Cell]:
+        return list(map(self.train_run, self.runs()))
 
-    def before_training(self) -> None:
-        """Raise LeapformerError if something that training needs is missing."""
-
-    def train_run(self, run: Run) -> Work:
-        """Train a model, or resume its training, unless it is finished."""
-        folder, data = self.folder(run), self.data_of(run) / "binary"
-        self.shell.need(data, "prepare")
-        options = self.training_options(run)
-        self.shell.say(f"training {run.title}, in {folder}")
+    def train_run(self, run: Run) -> Cell:
+        """Train a model."""
+        folder, data, options = self.folder(run), self.data_of(run) / "binary", self.training_options(run)
         # fairseq takes the last value of a repeated option: those after colons override all others.
-        training = self.shell.train(
-            folder.name, data, folder / "model", *self.task_options, *self.model_options(run), "--seed", str(run.seed),
+        step = training(
+            data, folder / "model", *self.task_options, *self.model_options(run), "--seed", run.seed,
             "--no-epoch-checkpoints", *options, *run.attention.options,
         )  # fmt: skip
-        with self.shell.folder(folder, [*run.record, *self.marks, *options]):
-            yield from self.shell.once(folder / "model", training)
+        return Cell(
+            folder.name, (step,), f"{folder.name}/model/done", needs=(str(data.relative_to(self.out)),),
+            inputs=self.starts_from(run), records={folder.name: " ".join([*run.record, *self.marks, *options])},
+            title=f"training {run.title}, in {folder}",
+        )  # fmt: skip
 
     task_options: ClassVar[tuple[str, ...]]  # of fairseq, in training and evaluation
 
@@ -120,6 +101,10 @@ class Runs(Recipe):
         """The training options that users can change."""
         return self.options("train")
 
+    def starts_from(self, run: Run) -> tuple[Path, ...]:
+        """The checkpoint that a training needs besides the data, if there is one."""
+        return ()
+
     @property
     def marks(self) -> list[str]:
         """Words that identify a run, in addition to its attention, seed and options."""
@@ -129,26 +114,27 @@ class Runs(Recipe):
         return self.data
 
     # ----------------------------------------------------------------------------------------------------- evaluation
-    def step_evaluate(self) -> None:
-        self.shell.run(*map(self.evaluate_run, self.runs()), at_once=self.settings.jobs)
-        self.shell.run(self.table(self.name, *self.notes()))
-
-    def evaluate_run(self, run: Run) -> Work:
-        """Score a run on all sets, unless this has been done."""
-        model = self.folder(run) / "model"
-        self.shell.need(model, "train")
-        for name, options in self.evaluations(run).items():
-            out = self.folder(run) / name
-            self.shell.say(f"{run.title}: {name}")
-            with self.shell.folder(out, options):
-                yield from self.shell.once(out, self.evaluate(run, model / "checkpoint_best.pt", out, options))
+    def cells_evaluate(self, state: State) -> list[Cell]:
+        """Score each run on all sets."""
+        cells, runs = list[Cell](), self.runs()
+        for run in runs:
+            folder = self.folder(run)
+            for name, options in self.evaluations(run).items():
+                out = folder / name
+                steps = self.evaluate(run, folder / "model/checkpoint_best.pt", out, options)
+                place = f"{folder.name}/{name}"
+                title, records = f"{run.title}: {name}", {place: " ".join(options)}
+                cells.append(Cell(place, steps, needs=(folder.name,), records=records, title=title))
+        if cells:  # there may be none until the data is prepared
+            cells.append(self.table(self.folder(runs[0]).name, [c.name for c in cells], self.name, *self.notes()))
+        return cells
 
     @abstractmethod
     def evaluations(self, run: Run) -> Mapping[str, list[str]]:
         """Evaluations of a run: name of the results -> options."""
 
     @abstractmethod
-    def evaluate(self, run: Run, checkpoint: Path, out: Path, options: list[str]) -> Work:
+    def evaluate(self, run: Run, checkpoint: Path, out: Path, options: list[str]) -> Steps:
         """Write the scores of a model to out/scores.json; the name of the folder `out` is that in `evaluations`."""
 
     @abstractmethod

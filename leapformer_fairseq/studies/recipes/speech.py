@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...support.errors import LeapformerError
 from ...support.lines import read_lines, write_lines
-from ..trainings import Work, entries
-from .options import Parser, list_of, one_of, whole
+from ..engine import Call, Cell, Command, State
+from ..trainings import entries
 from .plans import Attention
-from .recipe import ATTENTION, LIMITS, DataSet, Recipe, add_root
-from .shell import Shell
+from .recipe import LIMITS, Recipe, Steps, logged, ours, training
 
 if TYPE_CHECKING:
-    from ...attention import Mask
     from ...data import tables
 
 LONG = "dev-long"
@@ -34,35 +33,9 @@ class SpeechTranslation(Recipe):
         "st": ("translation training", "--update-freq 4"),
         "eval": ("SimulEval", "--end-index 100"),
     }
+    goal = "report.md, scores.json, curve.svg; details in RUN/SET/"
 
-    @classmethod
-    def add_data_options(cls, parser: Parser, about: DataSet) -> None:
-        add_root(parser, about.holds)
-
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        cls.add_data_options(parser, about)
-        parser.option("--attention", "PLAN", ATTENTION, Attention, default="leap")
-        parser.option("--k", "LIST", "k of wait-k to evaluate, in quotes", list_of(whole()))
-        parser.option(
-            "--sets", "LIST", f"test sets to evaluate, in quotes, of {', '.join(about.sets)}",
-            list_of(one_of(*about.sets)), default=about.sets[0],
-        )  # fmt: skip
-        parser.option(
-            "--longest", "N", "translate instead the N longest utterances of the development set, with at most 10 "
-            "tokens after their end, as for table 10 of the LeaPformer paper, which does not say how many it took",
-            whole(),
-        )  # fmt: skip
-        parser.option("--seed", "N", "of both trainings", whole(), default=1)
-        parser.option("--vocab-size", "N", "subwords per language", whole())
-        parser.option("--workers", "N", "processes that prepare the data", whole(), default=1)
-        parser.option("--average", "N", "translate with the average of the last N epochs", whole())
-        parser.flag(
-            "--offline", "translate whole recordings instead of simultaneous translation; cosformer in a decoder block "
-            'then predicts the target length (--st-options "--length-predictor ..." for another predictor)',
-        )  # fmt: skip
-
-    def masks(self, attention: Attention) -> Mapping[str, Mask]:
+    def masks(self, attention: Attention) -> Mapping[str, str]:
         return super().masks(attention) if self.settings.offline else attention.wait_k_masks()
 
     def check_data(self) -> None:
@@ -101,82 +74,80 @@ class SpeechTranslation(Recipe):
         """Arguments of `leapformer prepare` for the location of the data."""
         return [self.settings.root]
 
-    def step_prepare(self) -> None:
+    def cells_prepare(self, state: State) -> list[Cell]:
         s = self.settings
-        self.shell.say(f"preparing {self.name} in {self.data}")
-        sizes = ["--vocab-size", s.vocab_size, "--workers", s.workers]
-        self.shell.run(self.shell.leapformer("prepare", self.name, *self.prepare_options(), "--out", self.data, *sizes))
+        words = (*self.prepare_options(), "--out", self.data, "--vocab-size", s.vocab_size, "--workers", s.workers)
+        title = f"preparing {self.name} in {self.data}"
+        return [Cell("data", (ours("prepare", self.name, *words),), None, title=title)]
 
-    def step_train(self) -> None:
-        if not ((self.data / "config_st.yaml").is_file() or self.shell.dry):
-            raise LeapformerError(f"{self.data} holds no prepared data; run the step prepare first")
+    def cells_train(self, state: State) -> list[Cell]:
         # Only the encoder is used later: its mechanism is that of the translation model, and plans with the same
         # encoder share the pre-training. The decoder is softmax, as in the released scripts.
         asr, run, s = self.recogniser, self.run_folder, self.settings
         plan = s.attention.recogniser.flags
-        self.shell.say(f"pre-training the encoder on speech recognition in {asr}")
-        with self.shell.folder(asr, [*plan, *self.options("asr")]):
-            self.shell.run(self.train("asr", asr, *plan, "--keep-last-epochs", "1", *self.options("asr")))
-        self.shell.say(f"training translation in {run}")
-        with self.shell.folder(run, [*self.plan, *self.options("st")]):
-            self.shell.run(
-                self.train(
-                    "st", run, *self.plan, "--keep-last-epochs", str(s.average), "--load-pretrained-encoder-from",
-                    str(asr / "model/checkpoint_best.pt"), *self.options("st"),
-                )
-            )  # fmt: skip
+        begin = ["--load-pretrained-encoder-from", str(asr / "model/checkpoint_best.pt")]
+        more = ["--keep-last-epochs", "1", *self.options("asr")]
+        first = self.train("asr", asr, [*plan, *self.options("asr")], *plan, *more)
+        more = ["--keep-last-epochs", str(s.average), *begin, *self.options("st")]
+        second = self.train("st", run, [*self.plan, *self.options("st")], *self.plan, *more)
+        return [
+            replace(first, title=f"pre-training the encoder on speech recognition in {asr}"),
+            replace(second, needs=(*second.needs, first.name), title=f"training translation in {run}"),
+        ]
 
-    def train(self, task: str, folder: Path, *words: str) -> Work:
-        more = f"--{task}-options"
-        training = train_speech(self.shell, folder.name, self.data, task, folder / "model", *words, more=more)
-        yield from self.shell.once(folder / "model", training)
+    def train(self, task: str, folder: Path, record: Sequence[str], *words: str) -> Cell:
+        step = train_speech(self.data, task, folder / "model", *words, longer=f"--{task}-options")
+        return Cell(
+            folder.name, (step,), f"{folder.name}/model/done", needs=("data",),
+            inputs=(self.data / "config_st.yaml",), records={folder.name: " ".join(record)},
+        )  # fmt: skip
 
-    def step_evaluate(self) -> None:
+    def cells_evaluate(self, state: State) -> list[Cell]:
         run, s = self.run_folder, self.settings
-        self.shell.need(run / "model", "train")
-        checkpoint = run / f"model/average{s.average}.pt"
-        if s.longest and not self.shell.dry:
-            write_longest(self.data, s.longest)
-        self.shell.run(self.average(run / "model", checkpoint))
-        self.shell.say("perplexity of the development set")
-        forced = run / "teacher-forced"
-        self.shell.run(self.shell.once(forced, self.force(checkpoint, forced)))
+        average, needs = self.average(run), [self.average(run).name]
+        checkpoint = self.out / str(average.result)
+        forced = self.force(checkpoint, run / "teacher-forced")
+        title = "perplexity of the development set"
+        cells = [average, Cell(f"{run.name}/teacher-forced", forced, needs=tuple(needs), title=title)]
         sets = [LONG] if s.longest else s.sets
         if s.attention.needs_length and not (s.offline or s.attention.guesses_length):
-            self.shell.say(f"{s.attention.text} knows no target length while translating, so there is no translation")
+            title = f"{s.attention.text} knows no target length while translating, so there is no translation"
+            cells.append(Cell(f"{run.name}/untranslated", (), None, needs=tuple(needs), title=title))
             sets = []
+        if s.longest:
+            cells.append(Cell("data/longest", (Call(write_longest, (self.data, s.longest)),), None, needs=("data",)))
+            needs.append("data/longest")
         for name in sets:
-            self.translate(checkpoint, name)
-        self.shell.say("report")
-        self.shell.run(self.shell.leapformer("report", self.out))
-        self.shell.say(f"done: {self.out}/report.md, scores.json, curve.png; details in {run}/SET/")
+            cells += [replace(cell, needs=tuple(needs)) for cell in self.translated(checkpoint, name)]
+        report = ours("report", self.out)
+        last = Cell(f"{run.name}/report", (report,), None, some_of=tuple(cell.name for cell in cells[1:]))
+        return [*cells, last]
 
     def options(self, name: str) -> list[str]:
         more = ["--max-after-read", "10"] if name == "eval" and self.settings.longest else []
         seed = ["--seed", str(self.settings.seed)] if name in ("asr", "st") and self.settings.seed != 1 else []
         return [*super().options(name), *more, *seed]
 
-    def translate(self, checkpoint: Path, name: str) -> None:
+    def translated(self, checkpoint: Path, name: str) -> list[Cell]:
         """Translate a test set with every k, unless --offline, and offline."""
         s, results = self.settings, self.run_folder / name
-        with self.shell.folder(results, ["--average", str(s.average), *self.options("eval")]):
-            for k in [] if s.offline else s.k:
-                out = results / f"k{k}"
-                self.shell.say(f"{name}: simultaneous translation with k = {k}")
-                work = simulate(
-                    self.shell, self.data, name, checkpoint, k, out, *self.options("eval"), scoring=self.scoring
-                )
-                self.shell.run(self.shell.once(out, work))
-            self.shell.say(f"{name}: offline translation, beam 5")
-            whole_sources = translate_offline(
-                self.shell, self.data, name, checkpoint, results / "offline", "--beam", 5, scoring=self.scoring
-            )
-            self.shell.run(self.shell.once(results / "offline", whole_sources))
+        place = str(results.relative_to(self.out))
+        records = {place: " ".join(["--average", str(s.average), *self.options("eval")])}
+        cells = []
+        for k in [] if s.offline else s.k:
+            out = results / f"k{k}"
+            steps = simulate(self.data, name, checkpoint, k, out, *self.options("eval"), scoring=self.scoring)
+            title = f"{name}: simultaneous translation with k = {k}"
+            cells.append(Cell(f"{place}/k{k}", steps, records=records, title=title))
+        out = results / "offline"
+        steps = translate_offline(self.data, name, checkpoint, out, "--beam", 5, scoring=self.scoring)
+        title = f"{name}: offline translation, beam 5"
+        return [*cells, Cell(f"{place}/offline", steps, records=records, title=title)]
 
-    def force(self, checkpoint: Path, out: Path) -> Work:
+    def force(self, checkpoint: Path, out: Path) -> Steps:
         """Compute the perplexity of the development set's references, with teacher forcing."""
         words = ("--task", "speech_to_text", "--config-yaml", "config_st.yaml", "--valid-subset", "dev_st")
-        yield from self.validate(self.data, checkpoint, out, self.data / "dev.target", *words, "--max-tokens", 20000)
+        return self.validate(self.data, checkpoint, out, self.data / "dev.target", *words, "--max-tokens", 20000)
 
 
 class FittedSpeech(SpeechTranslation):
@@ -185,9 +156,14 @@ class FittedSpeech(SpeechTranslation):
     With `encoder-chunk-ms=step`, a chunk of the encoder lasts as long as a step of wait-k.
     """
 
-    def check(self) -> None:
+    def check_settings(self) -> None:
         self._asked = self.settings.attention
         self._fit_chunks()
+
+    def cells(self, state: State) -> list[Cell]:
+        """Of trainings that follow from data that is not prepared, the options are not known yet."""
+        self._fit_chunks()
+        return super().cells(state)
 
     def _fit_chunks(self) -> None:
         """Replace `step` by its duration, which is known once the data is prepared."""
@@ -206,54 +182,34 @@ class FittedSpeech(SpeechTranslation):
 
         return tables.measure(self.data)
 
-    def run(self, steps: Iterable[str]) -> None:
-        for step in steps:
-            super().run([step])
-            self._fit_chunks()
-
     @property
     def scoring(self) -> Sequence[object]:
         # A model that has learned from a few hours may get its BLEU from frequent words alone: count rare ones, too.
         return ["--training-text", self.data / "train.target"]
 
-    @cached_property
+    @property
     def fitted(self) -> dict[str, list[str]]:
-        """Options for fairseq that are derived from the data, by list."""
-        if self.shell.dry and not self._prepared:
-            self.shell.say("not prepared yet: --max-tokens, --max-update, --fixed-pre-decision-ratio are left out")
+        """Options for fairseq that are derived from the data, by list; none until it is prepared."""
+        if not self._prepared:
             return {}
         data = self.measured
         sizes = {"max-tokens": data.batch, "max-update": data.updates, "warmup-updates": data.updates // 10}
         words = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
         return {"asr": words, "st": words, "simul": ["--fixed-pre-decision-ratio", str(data.ratio)]}
 
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        super().add_options(parser, about)
-        parser.flag(
-            "--anyway", f"train translation even if the recogniser gets more than {MOST_ERRORS:.0f} %% of the "
-            "characters of the development set wrong",
-        )  # fmt: skip
-
-    def train(self, task: str, folder: Path, *words: str) -> Work:
-        yield from super().train(task, folder, *words)
-        if task == "asr" and not self.shell.dry:
-            self._need_recognition(folder / "model/train.log")
-
-    def _need_recognition(self, log: Path) -> None:
-        """Raise LeapformerError, unless `--anyway`, if the encoder is no better a start than a random one."""
-        logged = (item for entry in entries(log) for item in entry.items())
-        errors = [float(value) for name, value in logged if name.endswith("_char_error")]
-        if not errors:
-            return  # --asr-options has set another criterion
-        wrong = f"at best, the recogniser gets {min(errors):.1f}% of the characters of dev wrong"
-        if min(errors) <= MOST_ERRORS or self.settings.anyway:
-            self.shell.say(wrong)
-            return
-        raise LeapformerError(
-            f"{wrong}: it has not learned to recognise, and translation would begin with noise; give more speech or "
-            f'longer training in another --out (--asr-options "--max-update N"), or --anyway ({log})'
-        )
+    def cells_train(self, state: State) -> list[Cell]:
+        first, second = super().cells_train(state)
+        heard = f"{first.name}/heard"
+        steps = (Call(check_recognition, (self.recogniser / "model/train.log", self.settings.anyway)),)
+        known = [f": {state.results[heard]}"] if state.results.get(heard) else []
+        if self.dry and not self._prepared:
+            missing = "--max-tokens, --max-update, --fixed-pre-decision-ratio"
+            first = replace(first, title=f"{first.title}; not prepared yet: {missing} are left out")
+        return [
+            first,
+            Cell(heard, steps, None, needs=(first.name,), title="what the recogniser has learned"),
+            replace(second, needs=(*second.needs, heard), title="".join([second.title, *known])),
+        ]
 
     def options(self, name: str) -> list[str]:
         return [*(self.fitted.get(name, []) if name in ("asr", "st", "simul") else []), *super().options(name)]
@@ -261,13 +217,6 @@ class FittedSpeech(SpeechTranslation):
 
 class OwnSpeech(FittedSpeech):
     """A user's own recordings, described by tables."""
-
-    @classmethod
-    def add_data_options(cls, parser: Parser, about: DataSet) -> None:
-        for split, what in (("train", "to train on"), ("dev", "to validate"), ("test", "to evaluate")):
-            parser.option(f"--{split}", "TABLE", f"the recordings {what}, {about.holds} (only to prepare)", Path)
-        parser.option("--columns", "LIST", 'other names, in quotes: "audio=path text=sentence"', list_of(), default=[])
-        parser.option("--audio-root", "DIR", "paths of audio begin here, instead of beside the table", Path)
 
     def check_data(self) -> None:
         for split in TABLES:
@@ -281,49 +230,64 @@ class OwnSpeech(FittedSpeech):
         return words + (["--columns", *s.columns] if s.columns else [])
 
 
-def train_speech(shell: Shell, name: str, data: Path, task: str, save: Path, *words: str, more: str = "") -> Work:
-    """Train on the manifests of a task, asr or st; `more` as for `Shell.train`."""
+def check_recognition(log: Path, anyway: bool) -> str:
+    """Raise LeapformerError, unless `anyway`, if the encoder is no better a start than a random one.
+
+    Returns how well it recognises; "" if that is not known.
+    """
+    logged = (item for entry in entries(log) for item in entry.items())
+    errors = [float(value) for name, value in logged if name.endswith("_char_error")]
+    if not errors:
+        return ""  # --asr-options has set another criterion
+    wrong = f"at best, the recogniser gets {min(errors):.1f}% of the characters of dev wrong"
+    if min(errors) <= MOST_ERRORS or anyway:
+        return wrong
+    raise LeapformerError(
+        f"{wrong}: it has not learned to recognise, and translation would begin with noise; give more speech or "
+        f'longer training in another --out (--asr-options "--max-update N"), or --anyway ({log})'
+    )
+
+
+def train_speech(data: Path, task: str, save: Path, *words: object, longer: str, threads: int | None = None) -> Command:
+    """Train on the manifests of a task, asr or st; the rest as for `recipe.training`."""
     subsets = ("--train-subset", f"train_{task}", "--valid-subset", f"dev_{task}")
-    yield from shell.train(
-        name, data, save, "--task", "speech_to_text", "--config-yaml", f"config_{task}.yaml", *subsets,
-        "--report-accuracy", *words, more=more,
+    return training(
+        data, save, "--task", "speech_to_text", "--config-yaml", f"config_{task}.yaml", *subsets, "--report-accuracy",
+        *words, longer=longer, threads=threads,
     )  # fmt: skip
 
 
 def simulate(
-    shell: Shell,
-    data: Path,
-    name: str,
-    checkpoint: Path,
-    k: int,
-    out: Path,
-    *words: object,
-    scoring: Sequence[object] = (),
-) -> Work:
+    data: Path, name: str, checkpoint: Path, k: int, out: Path, *words: object, scoring: Sequence[object] = ()
+) -> Steps:
     """Run SimulEval with the wait-k agent on a list of recordings, in one thread as it measures time, then score."""
-    yield from shell.logged(
-        out / "log", "--agent-class", "leapformer_fairseq.simul.LeapformerAgent", "--checkpoint", checkpoint,
-        "--data-root", data, "--config-yaml", "config_st.yaml", "--waitk-lagging", k, "--source",
-        data / f"{name}.source", "--target", data / f"{name}.target", "--output", out, "--source-segment-size", 40,
-        "--quality-metrics", "BLEU", "--latency-metrics", "AL", "LAAL", "AP", "DAL", "ATD", *words,
-        program="simuleval", threads=1,
+    translate = logged(
+        "--agent-class", "leapformer_fairseq.simul.LeapformerAgent", "--checkpoint", checkpoint, "--data-root", data,
+        "--config-yaml", "config_st.yaml", "--waitk-lagging", k, "--source", data / f"{name}.source", "--target",
+        data / f"{name}.target", "--output", out, "--source-segment-size", 40, "--quality-metrics", "BLEU",
+        "--latency-metrics", "AL", "LAAL", "AP", "DAL", "ATD", *words, program="simuleval", threads=1,
     )  # fmt: skip
-    yield from shell.leapformer("score", out, *scoring, "--json", out / "scores.json")
+    return translate, ours("score", out, *scoring, "--json", out / "scores.json")
 
 
 def translate_offline(
-    shell: Shell, data: Path, name: str, checkpoint: Path, out: Path, *words: object, scoring: Sequence[object] = ()
-) -> Work:
+    data: Path,
+    name: str,
+    checkpoint: Path,
+    out: Path,
+    *words: object,
+    scoring: Sequence[object] = (),
+    threads: int | None = None,
+) -> Steps:
     """Run fairseq-generate on whole recordings, then score."""
-    yield from shell.logged(
-        out / "log", "generate", data, "--task", "speech_to_text", "--config-yaml", "config_st.yaml", "--gen-subset",
-        f"{name}_st", "--path", checkpoint, "--model-overrides", "{'waitk_lagging': 'offline'}", "--max-tokens", 20000,
-        *LIMITS, "--results-path", out, *words,
+    translate = logged(
+        "generate", data, "--task", "speech_to_text", "--config-yaml", "config_st.yaml", "--gen-subset", f"{name}_st",
+        "--path", checkpoint, "--model-overrides", "{'waitk_lagging': 'offline'}", "--max-tokens", 20000, *LIMITS,
+        "--results-path", out, *words, threads=threads,
     )  # fmt: skip
-    yield from shell.leapformer(
-        "score", out / f"generate-{name}_st.txt", "--references", data / f"{name}.target", *scoring, "--json",
-        out / "scores.json",
-    )  # fmt: skip
+    translations, references = out / f"generate-{name}_st.txt", data / f"{name}.target"
+    score = ours("score", translations, "--references", references, *scoring, "--json", out / "scores.json")
+    return translate, score
 
 
 def write_longest(data: Path, count: int) -> None:

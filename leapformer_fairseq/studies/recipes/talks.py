@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...support.errors import LeapformerError
 from ...support.files import write_text
-from ..trainings import Work
-from .options import Parser, list_of, one_of, positive, whole
-from .recipe import DataSet, Recipe, add_root
+from ..engine import Call, Cell, State
+from .recipe import Recipe, logged, ours
 
 UTTERANCES = "utterances"  # the set of the sentences one by one, as a baseline
 HOURS = "hours"  # the set of one long talk
@@ -29,86 +29,61 @@ class Talks(Recipe):
     """Joins the sentences of a corpus to sets of talks, and measures quality, latency, memory and time on each."""
 
     steps = ("prepare", "evaluate")
+    noun = "talks"
+    goal = "report.md; tables and pictures in SET/"
     option_lists = {"curve": ("leapformer curve", "--policies alignatt --align-frames '2 4'")}
-
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        add_root(parser, about.holds)
-        parser.option("--checkpoints", "LIST", "trained models, in quotes", list_of(Path), default=[])
-        parser.option("--data-root", "DIR", "of their configuration (default: --root)", Path)
-        parser.option("--config-yaml", "FILE", "in it", default="config_st.yaml")
-        parser.option("--split", "NAME", "whose sentences are joined", default="test")
-        parser.option(
-            "--sets", "LIST", f"in quotes, of {', '.join(SETS)}", list_of(one_of(*SETS)), default=" ".join(SETS)
-        )
-        parser.option(
-            "--segment", "LIST", "in quotes: pause, tokens, seconds, or what else ends a segment or is kept of it",
-            list_of(), default="pause tokens",
-        )  # fmt: skip
-        parser.option("--talks", "N", "in each set", whole(), default=4)
-        parser.option("--minutes", "M", "of each talk", positive, default="5")
-        parser.option("--long-minutes", "M", f"of the one talk of the set {HOURS}", positive, default="150")
-        parser.option("--seed", "N", "of the talks", whole(0), default=1)
 
     @property
     def root(self) -> Path:
-        """The folder of the corpus. Raises LeapformerError if there is none."""
-        self.need_root()
-        root: Path = self.settings.root
-        return root.absolute()
+        """The folder of the corpus."""
+        return Path(self.settings.root or "ROOT").absolute()
 
-    def check_data(self) -> None:
-        self.need_root()
-
-    def step_prepare(self) -> None:
-        """Create the selected sets of talks; `utterances` needs none, since it is the sentences as they are."""
+    def check_settings(self) -> None:
         s = self.settings
+        if "prepare" in self.wanted or UTTERANCES in s.sets or not s.data_root:
+            self.need_root()
+        if "evaluate" in self.wanted and not s.checkpoints:
+            raise LeapformerError("no --checkpoints given, trained models; see --help")
+
+    def cells_prepare(self, state: State) -> list[Cell]:
+        """Create the selected sets of talks; `utterances` needs none, since it is the sentences as they are."""
+        s, cells = self.settings, list[Cell]()
         for name in s.sets:
             if name != UTTERANCES:
                 minutes = s.long_minutes if name == HOURS else s.minutes
                 words = ["--talks", s.talks, "--minutes", minutes, "--seed", s.seed, "--split", s.split]
-                self.shell.say(f"talks: {name}")
-                self.shell.run(
-                    self.shell.leapformer(
-                        "prepare", "talks", self.root, "--out", self.data / name, *words, *JOINED[name]
-                    )
-                )
+                step = ours("prepare", "talks", self.root, "--out", self.data / name, *words, *JOINED[name])
+                cells.append(Cell(f"data/{name}", (step,), None, title=f"talks: {name}"))
+        return cells
 
-    def step_evaluate(self) -> None:
+    def cells_evaluate(self, state: State) -> list[Cell]:
         """Evaluate the sets one after the other, because time is measured, in a process each, because memory is."""
-        s = self.settings
-        if not s.checkpoints:
-            raise LeapformerError("no --checkpoints given, trained models; see --help")
-        for name in s.sets:
-            self.shell.say(f"translating {name}")
-            self.shell.run(self.curve(name))
-        if not self.shell.dry:
-            write_text(self.out / "report.md", self.report())
-        self.shell.say(f"done: {self.out}/report.md; tables and pictures in {self.out}/SET/")
+        sets = self.settings.sets
+        report = Call(write_report, (self.out, tuple(sets)))
+        return [*map(self.curve, sets), Cell("report", (report,), None, needs=tuple(sets))]
 
-    def curve(self, name: str) -> Work:
-        """Run `leapformer curve` on a set, with one thread. Raises LeapformerError if the set was not prepared."""
-        s, out, data = self.settings, self.out / name, self.data / name
+    def curve(self, name: str) -> Cell:
+        """Run `leapformer curve` on a set, with one thread."""
+        s, data = self.settings, self.data / name
+        needs: tuple[str, ...] = (f"data/{name}",)
+        inputs: tuple[Path, ...] = (data / "summary.json",)
         test = ["--talks", data, "--segment", *s.segment]
         if name == UTTERANCES:
             lists = (self.root / f"{s.split}.{part}" for part in ("source", "target"))
-            test = [
-                word for option, path in zip(("--source", "--target"), lists, strict=True) for word in (option, path)
-            ]
-        if not (self.shell.dry or name == UTTERANCES or (data / "summary.json").is_file()):
-            raise LeapformerError(f"{data} holds no talks; run the step prepare first")
+            test = [word for pair in zip(("--source", "--target"), lists, strict=True) for word in pair]
+            needs, inputs = (), ()
         models = ["--checkpoints", *(path.absolute() for path in s.checkpoints)]
         system = ["--data-root", s.data_root or self.root, "--config-yaml", s.config_yaml]
-        log = self.out / f"{name}.log"
-        yield from self.shell.logged(
-            log, "curve", "--out", out, *models, *system, *test, *self.options("curve"), threads=1
-        )
+        words = (*models, *system, *test, *self.options("curve"))
+        step = logged("curve", "--out", self.out / name, *words, log=f"{name}.log", threads=1)
+        return Cell(name, (step,), None, needs=needs, inputs=inputs, title=f"translating {name}")
 
-    def report(self) -> str:
-        """A page with the tables of all sets, in Markdown."""
-        parts = ["# Talks: quality, latency, memory and time\n"]
-        for name in self.settings.sets:
-            text = (self.out / name / "table.md").read_text(encoding="utf-8")
-            # As a section of this page, with links relative to it.
-            parts.append(text.replace("# Simultaneous", f"## {name}: simultaneous", 1).replace("](", f"]({name}/"))
-        return "\n".join(parts)
+
+def write_report(out: Path, sets: Sequence[str]) -> None:
+    """Write a page with the tables of all sets, in Markdown."""
+    parts = ["# Talks: quality, latency, memory and time\n"]
+    for name in sets:
+        text = (out / name / "table.md").read_text(encoding="utf-8")
+        # As a section of this page, with links relative to it.
+        parts.append(text.replace("# Simultaneous", f"## {name}: simultaneous", 1).replace("](", f"]({name}/"))
+    write_text(out / "report.md", "\n".join(parts))

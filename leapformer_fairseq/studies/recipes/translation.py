@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import ClassVar
 
 from ...support.lines import read_lines, write_lines
-from ..trainings import Work
-from .options import Parser, one_of, whole
+from ..engine import Call, Cell, State
 from .plans import Attention
-from .recipe import ATTENTION, LIMITS, DataSet, Recipe, add_root
+from .recipe import LIMITS, Recipe, Steps, binarised, logged, ours, training
 
 SEPARATOR = "<sep>"
 
@@ -19,33 +17,11 @@ SEPARATOR = "<sep>"
 class Translation(Recipe):
     """Trains and evaluates one model; the table has all runs in the folder."""
 
-    can_download: ClassVar[bool] = True
     option_lists = {
         "train": ("training", "--max-update 1000 --fp16"),
         "eval": ("fairseq-generate", "--beam 1"),
         "linearize": ("leapformer linearize", "--distill-updates 2000"),
     }
-
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        add_root(parser, about.holds)
-        if cls.can_download:
-            parser.flag("--download", "fetch what --root lacks")
-        parser.option("--pair", "SOURCE-TARGET", "languages")
-        parser.option("--attention", "PLAN", ATTENTION, Attention, default="leap")
-        parser.option("--seed", "N", "of the training", whole(), default=1)
-        parser.option("--epochs", "N", "maximum passes over the training data", whole())
-        parser.option(
-            "--linearize", "CHECKPOINT", "train no model: make a linear one of this trained softmax model", Path
-        )
-        parser.option("--keep", "N", "with --linearize: blocks that stay softmax", whole(0), default=0)
-        parser.option(
-            "--average", "N", "translate with the average of the last N epochs; 0: with the best epoch by validation "
-            "loss", whole(0),
-        )  # fmt: skip
-        parser.option("--set", "NAME", "what to translate: test, or valid", one_of("test", "valid"), default="test")
-        parser.option("--vocab-size", "N", "subwords for both languages together", whole())
-        parser.option("--workers", "N", "processes that binarise the text", whole(), default=1)
 
     def check_data(self) -> None:
         self.need_root(f"--root (the folder that holds {self.about.holds})")
@@ -79,86 +55,82 @@ class Translation(Recipe):
     # ---------------------------------------------------------------------------------------------------------- steps
     def prepare_options(self) -> list[str]:
         """The arguments of `leapformer prepare`: the name of the data set, and options."""
-        return [self.name.partition("_")[0], *(["--download"] if self.downloads else [])]
+        return [self.about.prepared or self.name.partition("_")[0], *(["--download"] if self.downloads else [])]
 
-    def step_prepare(self) -> None:
+    def cells_prepare(self, state: State) -> list[Cell]:
         text, binary, s = self.data / "text", self.data / "binary", self.settings
         name, *more = self.prepare_options()
-        self.shell.say(f"preparing {self.name} in {self.data}")
         parts = (word for part in ("train", "valid", "test") for word in (f"--{part}pref", text / part))
         # One dictionary for both languages, so that they can share embeddings.
-        binarise = self.shell.logged(
-            binary / "preprocess.log", "preprocess", *self.languages, *parts, "--destdir", binary,
-            "--joined-dictionary", "--srcdict", text / "spm.txt", "--workers", s.workers,
+        binarise = binarised(
+            binary, *self.languages, *parts, "--destdir", binary, "--joined-dictionary", "--srcdict",
+            text / "spm.txt", "--workers", s.workers,
         )  # fmt: skip
-        self.shell.run(
-            self.shell.leapformer(
-                "prepare", name, s.root, "--out", text, "--pair", s.pair, "--vocab-size", s.vocab_size, *more
-            ),
-            self.shell.once(binary, binarise),
-        )
+        prepare = ours("prepare", name, s.root, "--out", text, "--pair", s.pair, "--vocab-size", s.vocab_size, *more)
+        return [
+            Cell("data", (prepare,), None, title=f"preparing {self.name} in {self.data}"),
+            Cell("data/binary", binarise, needs=("data",)),
+        ]
 
-    def step_train(self) -> None:
+    def cells_train(self, state: State) -> list[Cell]:
         s, run, binary = self.settings, self.run_folder, self.data / "binary"
-        self.shell.need(binary, "prepare")
-        keep = ["--keep-last-epochs", str(s.average)] if s.average else ["--no-epoch-checkpoints"]
-        # The softmax model with the same options is what a linearized one is compared with, too.
-        record = ["--attention", self.title, "--seed", str(s.seed), *self.options("train")]
-        self.shell.say(f"training {self.title}, seed {s.seed}, in {run}")
-        training = self.shell.train(
-            run.name, binary, run / "model", "--task", "translation", *self.languages, "--seed", str(s.seed), *keep,
-            *self.options("train"), *s.attention.flags,
+        keep = ["--keep-last-epochs", s.average] if s.average else ["--no-epoch-checkpoints"]
+        steps: Steps = (
+            training(
+                binary, run / "model", "--task", "translation", *self.languages, "--seed", s.seed, *keep,
+                *self.options("train"), *s.attention.flags,
+            ),
         )  # fmt: skip
-        with self.shell.folder(run, record):
-            if not s.linearize:
-                self.shell.run(self.shell.once(run / "model", training))
-                return
+        # The softmax model with the same options is what a linearized one is compared with, too.
+        records = {run.name: " ".join(["--attention", self.title, "--seed", str(s.seed), *self.options("train")])}
+        if s.linearize:
+            steps = self.linearize()
             # Recorded for the model and not for the run, because rows of a table must not differ by it.
-            with self.shell.folder(run / "model", ["--linearize", str(s.linearize), *self.options("linearize")]):
-                self.shell.run(self.shell.once(run / "model", self.linearize()))
+            records[f"{run.name}/model"] = " ".join(["--linearize", str(s.linearize), *self.options("linearize")])
+        title, result = f"training {self.title}, seed {s.seed}, in {run}", f"{run.name}/model/done"
+        return [Cell(run.name, steps, result, needs=("data/binary",), records=records, title=title)]
 
-    def linearize(self) -> Work:
+    def linearize(self) -> Steps:
         """Make a trained model's student this run's best checkpoint; students of a plan share the alignment."""
-        s, run = self.settings, self.run_folder
+        s = self.settings
         out = self.out / "linearized" / s.attention.run_folder(s.seed)
-        yield from self.shell.leapformer(
+        student = ours(
             "linearize", "--path", s.linearize, "--attention", s.attention.text, "--data", self.data / "binary",
             "--out", out, "--keep", s.keep, *self.options("linearize"), "--", "--seed", s.seed,
         )  # fmt: skip
-        if not self.shell.dry:  # where `evaluate` looks for a trained model
-            shutil.copy(out / f"keep{s.keep}/checkpoint.pt", run / "model/checkpoint_best.pt")
+        best = self.run_folder / "model/checkpoint_best.pt"  # where `evaluate` looks for a trained model
+        return student, Call(shutil.copy, (out / f"keep{s.keep}/checkpoint.pt", best))
 
-    def step_evaluate(self) -> None:
+    def cells_evaluate(self, state: State) -> list[Cell]:
         s, run = self.settings, self.run_folder
-        self.shell.need(run / "model", "train")
-        self.shell.say(f"translating the {s.set} set with {self.title}, seed {s.seed}")
-        checkpoint, works = run / "model/checkpoint_best.pt", []
+        checkpoint, cells, needs = run / "model/checkpoint_best.pt", list[Cell](), [run.name]
         if s.average and not s.linearize:
             checkpoint = run / f"model/average{s.average}.pt"
-            works.append(self.average(run / "model", checkpoint))
-        works.append(self.shell.once(run / s.set, self.translate(checkpoint, run / s.set)))
-        with self.shell.folder(run / s.set, ["--average", str(s.average), *self.options("eval")]):
-            self.shell.run(*works)
-        self.shell.run(self.table(f"{self.name}, {s.pair}", self.note()))
+            cells.append(self.average(run))
+            needs.append(cells[0].name)
+        place = f"{run.name}/{s.set}"
+        records = {place: " ".join(["--average", str(s.average), *self.options("eval")])}
+        title = f"translating the {s.set} set with {self.title}, seed {s.seed}"
+        steps = self.translate(checkpoint, run / s.set)
+        cells.append(Cell(place, steps, needs=tuple(needs), records=records, title=title))
+        return [*cells, self.table(run.name, [place], f"{self.name}, {s.pair}", self.note())]
 
-    def translate(self, checkpoint: Path, out: Path) -> Work:
+    def translate(self, checkpoint: Path, out: Path) -> Steps:
         """Translate the set, then compute BLEU and chrF."""
         s, text = self.settings, self.data / "text"
         translations = out / f"generate-{s.set}.txt"
-        yield from self.shell.logged(
-            out / "generate.log", "generate", self.data / "binary", "--task", "translation", *self.languages,
-            "--gen-subset", s.set, "--path", checkpoint, "--max-tokens", 8000, *LIMITS, "--bpe", "sentencepiece",
-            "--sentencepiece-model", text / "spm.model", "--results-path", out, *self.options("eval"),
+        generate = logged(
+            "generate", self.data / "binary", "--task", "translation", *self.languages, "--gen-subset", s.set, "--path",
+            checkpoint, "--max-tokens", 8000, *LIMITS, "--bpe", "sentencepiece", "--sentencepiece-model",
+            text / "spm.model", "--results-path", out, *self.options("eval"), log="generate.log",
         )  # fmt: skip
-        references = text / f"raw/{s.set}.{self.target}"
-        yield from self.shell.leapformer(
-            "score", self.scored(translations), "--references", references, "--checkpoint", checkpoint,
-            "--json", out / "scores.json",
-        )  # fmt: skip
+        scored, more = self.scored(translations)
+        words = ("--references", text / f"raw/{s.set}.{self.target}", "--checkpoint", checkpoint)
+        return generate, *more, ours("score", scored, *words, "--json", out / "scores.json")
 
-    def scored(self, translations: Path) -> Path:
-        """The file to compare with the references."""
-        return translations
+    def scored(self, translations: Path) -> tuple[Path, Steps]:
+        """The file to compare with the references, and what makes it."""
+        return translations, ()
 
     def note(self) -> str:
         by = f"the average of the last {self.settings.average} epochs of each run"
@@ -167,45 +139,15 @@ class Translation(Recipe):
         return f"Detokenised text, one reference; translated with {by}."
 
 
-class OwnTranslation(Translation):
-    """A user's own parallel text."""
-
-    can_download = False
-
-    def prepare_options(self) -> list[str]:
-        return ["text"]
-
-
-class UnsplitText(Translation):
-    """A release without splits, which `leapformer prepare` splits."""
-
-    can_download = False
-
-    def prepare_options(self) -> list[str]:
-        return [self.name]
-
-
 class Documents(Translation):
     """Documents in windows of sentences that are translated together; only the last sentence is scored."""
 
-    can_download = False
-
-    @classmethod
-    def add_options(cls, parser: Parser, about: DataSet) -> None:
-        super().add_options(parser, about)
-        parser.option(
-            "--window", "N", "sentences of a document translated together, of which only the last is scored; in plain "
-            "files an empty line ends a document (only to prepare)", whole(),
-        )  # fmt: skip
-
     def prepare_options(self) -> list[str]:
-        return [f"{self.name.partition('_')[0]}-documents", "--window", str(self.settings.window)]
+        return [*super().prepare_options(), "--window", str(self.settings.window)]
 
-    def scored(self, translations: Path) -> Path:
+    def scored(self, translations: Path) -> tuple[Path, Steps]:
         sentences = translations.with_name(f"sentences-{self.settings.set}.txt")
-        if not self.shell.dry:
-            write_lines(sentences, map(last_sentence, read_lines(translations)))
-        return sentences
+        return sentences, (Call(write_last_sentences, (translations, sentences)),)
 
     def note(self) -> str:
         return super().note().rstrip(".") + ", in windows of sentences, of which the last one counts."
@@ -214,3 +156,8 @@ class Documents(Translation):
 def last_sentence(line: str) -> str:
     """Reduce a line of fairseq-generate's output that is a translated window to the text after the last separator."""
     return re.sub(rf"^(D-\d+\t[^\t]*\t).*{SEPARATOR} ?", r"\1", line)
+
+
+def write_last_sentences(translations: Path, out: Path) -> None:
+    """Reduce the windows in fairseq-generate's output to their last sentences."""
+    write_lines(out, map(last_sentence, read_lines(translations)))

@@ -4,9 +4,9 @@ extraction.py  writes queries, keys and graphs of a teacher to disk
 fitting.py     fits projections and centroids for each head
 grids.py       the option values of a sweep
 measures.py    sparsity, recall and precision of a predicted graph
-sweep.py       measures every point of a grid
+sweep.py       measures a point of a grid with every window
 quality.py     perplexity or BLEU with a pattern in place of the full graph
 tags.py        parts of speech in the buckets of k-means
-experiments.py the experiments of the commands, and the files that they write
+study.py       the grids of the commands as studies; experiments.py writes their files
 report.py      fronts and tables; pictures.py draws them
 """

@@ -6,15 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ...attention import find
-from ...attention.sparse.blocks import SIZE
 from ...attention.sparse.pattern import Pattern
 from ...scoring.pictures.heatmaps import Axis
 from ...support.files import write_text
-from ...support.progress import Watch
 from . import pictures, report
 from .extraction import Graphs, Sentence
-from .grids import Point
-from .quality import KeptScores, Scored, score
+from .quality import Scored, score
 from .report import Row
 from .sweep import Sweep, by_head, check_windows, measure_point, model_options
 
@@ -37,26 +34,6 @@ def evaluate(graphs: Graphs, sweep: Sweep, sentences: Sequence[Sentence], test: 
 
 
 # -------------------------------------------------------------------------------------------------------------- curves
-def score_fronts(
-    scores: KeptScores, sweep: Sweep, rows: Sequence[Row], gold_sparsity: float, count: int, watch: Watch
-) -> list[Row]:
-    """Score at most `count` points along each front of recall, and the front's best point from the gold sparsity on.
-
-    Returns rows with perplexity or BLEU.
-    """
-    wanted: list[Row] = []
-    for mechanism in dict.fromkeys(row["mechanism"] for row in rows):
-        first = report.by_seed(rows, mechanism)[1]  # only the first seed is scored
-        front = report.front(first, "recall")
-        wanted += report.with_gold(report.thinned(front, count), front, gold_sparsity)
-    scored = []
-    for i, row in enumerate(wanted):
-        point = Point(row["mechanism"], row["options"])
-        watch(i, len(wanted), f"{point.name} window={row['window']}")
-        scored.append(scores.add(point, row, model_options(point, row["window"], sweep, row["seed"] - 1)))
-    return scored
-
-
 def write_curves(
     folder: Path,
     block: str,
@@ -64,26 +41,28 @@ def write_curves(
     rows: Sequence[Row],
     scored: Sequence[Row],
     gold: Row,
+    results: Mapping[str, Row],
     note: str | None = None,
 ) -> str:
     """Write curves.csv, curves.md and pictures, with scores also quality.csv; return the text of curves.md.
 
-    The text begins with `note`, if any.
+    `results` are the measures by the point's name. The text begins with `note`, if any.
     """
     report.write_csv(rows, folder / "curves.csv")
     text = [*([note] if note else []), report.as_markdown(report.recall_table(rows))]
     recall = _labelled(rows, block)
-    pictures.draw_curves(recall, gold, folder / "recall.png", "recall", f"{block}: recall of the gold graph")
+    pictures.curves_figure(recall, gold, "recall", f"{block}: recall of the gold graph").save(folder / "recall.svg")
     if scored:
         name = gold["name"]
         report.write_csv(scored, folder / "quality.csv")
         text += [report.full_markdown(gold), report.quality_markdown(scored, name)]
         named = [{**row, name: row["quality"]} for row in _labelled(scored, block)]
-        pictures.draw_curves(named, {**gold, name: gold["quality"]}, folder / "quality.png", name, f"{block}: {name}")
+        oracle = {**gold, name: gold["quality"]}
+        pictures.curves_figure(named, oracle, name, f"{block}: {name}").save(folder / "quality.svg")
     write_text(folder / "curves.md", "\n\n".join(text) + "\n", "--out")
     paper = 25 if block == "encoder-self" else 11  # the window of the paper's figures
     window = min(sweep.windows, key=lambda window: abs(window - paper))
-    pictures.draw_panels(by_head(sweep, folder, window), folder / "heads.png", f"{block}, window {window}")
+    pictures.draw_panels(by_head(sweep, results, window), folder / "heads.svg", f"{block}, window {window}")
     return "\n\n".join(text)
 
 
@@ -98,26 +77,12 @@ def _labelled(rows: Sequence[Row], block: str) -> list[Row]:
 
 
 # -------------------------------------------------------------------------------------------------------------- blocks
-def score_blocks(scores: KeptScores, sweep: Sweep, watch: Watch) -> list[Row]:
-    """Return rows with seconds and perplexity of every point; all are patterns of blocks."""
-    rows = []
-    for i, point in enumerate(sweep.points):
-        watch(i, len(sweep.points), point.name)
-        row = {"mechanism": point.mechanism, "options": point.options, "seed": 1, "window": 0}
-        row["attended"] = point.options["sparsefinder_blocks"]
-        rows.append(scores.add(point, row, model_options(point, 0, sweep, 0)))
-    return rows
-
-
 def write_blocks(folder: Path, rows: Sequence[Row], full: Row) -> str:
-    """Write blocks.md, which is returned, blocks.png (mean over sizes from 2; figure 7), and blocks-sizes.png (13)."""
+    """Write blocks.md, which is returned, blocks.svg (mean over sizes from 2; figure 7), and blocks-sizes.svg (13)."""
     text = report.blocks_markdown(rows, full)
     write_text(folder / "blocks.md", text + "\n", "--out")
-    sizes = sorted({row["options"][SIZE.name] for row in rows})
-    means = {f"blocks of {size}": pictures.block_means(rows, [size]) for size in sizes}
-    averaged = {"averaged over sizes from 2": pictures.block_means(rows, [size for size in sizes if size > 1])}
-    pictures.draw_blocks(averaged, full, full["name"], folder / "blocks.png")
-    pictures.draw_blocks(means, full, full["name"], folder / "blocks-sizes.png")
+    for path, by_size in (("blocks.svg", False), ("blocks-sizes.svg", True)):
+        pictures.blocks_figure(rows, full, full["name"], by_size).save(folder / path)
     return text
 
 
@@ -141,5 +106,5 @@ def draw_graphs(
         predicted, weights, gold = (x[:, :most, :most] for x in (parts[0][0], parts[1][0], sentence.graph[layer]))
         for head in heads:
             title = f"{block}, layer {layer + 1}, head {head}: {name}"
-            path = folder / f"layer{layer + 1}-head{head}.png"
+            path = folder / f"layer{layer + 1}-head{head}.svg"
             pictures.draw_graph(predicted[head], weights[head], gold[head], axes, path, title)

@@ -85,6 +85,9 @@ class Graphs:
                 "sparsefinder extract`, which goes on from there"
             )
 
+    def __repr__(self) -> str:
+        return f"Graphs({str(self.folder)!r})"
+
     def parts(self) -> list[Path]:
         return [self.folder / f"part-{i:04}.pt" for i in range(-(-len(self) // PART))]
 

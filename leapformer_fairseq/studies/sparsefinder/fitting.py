@@ -18,7 +18,6 @@ from ...attention.ops.blocks import in_blocks
 from ...attention.sparse.fitted import FORMAT, block_prefix, first_projection, projected, read_file
 from ...support.errors import LeapformerError
 from ...support.files import write_with
-from ...support.progress import Watch
 from .extraction import Graphs, Sentence
 from .grids import values_of
 
@@ -75,18 +74,18 @@ def fitted_count(sentences: int, part: float) -> int:
     return max(1, round(sentences * part))
 
 
-def fit(graphs: Graphs, settings: Settings, seed: int, path: Path, watch: Watch) -> None:
-    """Write the file for `--sparsefinder-file` to `path`; `watch` receives (done, total, name of the step)."""
+def fit(graphs: Graphs, settings: Settings, seed: int, path: Path) -> None:
+    """Write the file for `--sparsefinder-file` to `path`."""
     settings.check()
     generator = torch.Generator().manual_seed(seed)
     count = fitted_count(len(graphs), settings.part)
     entries: list[dict[str, Tensor]] = [{} for _ in graphs.about["fingerprints"]]
     for size in dict.fromkeys((1, *settings.blocks)):
         projections = _Projections(graphs, settings, size, generator)
-        _train(projections, graphs, settings, count, generator, watch)
+        _train(projections, graphs, settings, count, generator)
         for entry, new in zip(entries, projections.by_layer(), strict=True):
             entry.update(new)
-        _add_centroids(entries, projections, graphs, count, settings.points, seed, generator, watch)
+        _add_centroids(entries, projections, graphs, count, settings.points, seed, generator)
     content = {
         "format": FORMAT,
         "teacher": graphs.about["teacher"],
@@ -165,24 +164,16 @@ def block_graph(graph: Tensor, size: int) -> Tensor:
 
 
 def _train(
-    projections: _Projections,
-    graphs: Graphs,
-    settings: Settings,
-    count: int,
-    generator: torch.Generator,
-    watch: Watch,
+    projections: _Projections, graphs: Graphs, settings: Settings, count: int, generator: torch.Generator
 ) -> None:
     """Minimise the loss over the first `count` sentences."""
     optimizer = torch.optim.Adam(projections.parameters, lr=settings.lr, weight_decay=settings.l2)
-    done, total = 0, count * settings.epochs
     for _ in range(settings.epochs):
         for batch in _batches(graphs.sentences(0, count), settings.batch):
             optimizer.zero_grad()
             for sentence in batch:
                 loss = projections.loss(sentence, graphs.seen(sentence), generator) / len(batch)
                 loss.backward()
-                done += 1
-                watch(done, total, f"{projections.prefix}projections")
             torch.nn.utils.clip_grad_norm_(projections.parameters, settings.clip)
             optimizer.step()
 
@@ -261,7 +252,6 @@ def _add_centroids(
     points: int,
     seed: int,
     generator: torch.Generator,
-    watch: Watch,
 ) -> None:
     """Add centroids of projected queries and keys to `entries`.
 
@@ -280,15 +270,12 @@ def _add_centroids(
     numbers = {
         kind: values_of("routing_centroids" if kind == "routing" else "sparsefinder_centroids") for kind in pooled
     }
-    done, total = 0, len(entries) * sum(map(len, numbers.values()))
     for kind, parts in pooled.items():
         heads = torch.cat(parts, 1).unflatten(0, (len(entries), -1))  # (L, H, N, ..)
         for number in numbers[kind]:
             for entry, layer in zip(entries, heads, strict=True):
                 centroids = torch.stack([kmeans(head, number, seed) for head in layer])
                 entry[f"{kind}.{number}"] = F.normalize(centroids, dim=-1) if kind == "routing" else centroids
-                done += 1
-                watch(done, total, kind)
 
 
 def kmeans(points: Tensor, count: int, seed: int) -> Tensor:

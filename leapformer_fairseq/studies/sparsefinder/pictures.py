@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,48 +11,67 @@ import numpy as np
 from torch import Tensor
 
 from ...attention.sparse.blocks import SIZE
-from ...scoring.pictures.figures import save
+from ...scoring.figure import Figure, Panel, grid
+from ...scoring.names import plan_title
 from ...scoring.pictures.heatmaps import Axis, label
+from ...support.files import read_json
 from .report import by_seed, front
 
 Row = dict[str, Any]
 Means = dict[str, list[tuple[int, float, float]]]  # see `block_means`
-PANEL = (4.6, 3.6)  # inches
-MARKERS = "osD^vP*X"
 WORSE = 0.3  # relative distance to the oracle's BLEU or perplexity that is still shown
 GRID = 101  # sparsities at which the fronts of seeds are compared
+ORACLE: dict[str, Any] = {"marker": "*", "markersize": 12, "colour": "black", "label": ""}
 
 
-def draw_curves(
-    rows: Sequence[Row], gold: Mapping[str, float], path: str | Path, measure: str = "recall", title: str = ""
-) -> None:
-    """Plot each mechanism's front, `measure` over sparsity, with the range over seeds (Treviso et al., figures 2, 4).
+def figure_of(path: Path) -> Figure | None:
+    """The figure of stored results: curves.csv or quality.csv with curves.json beside it, or blocks.json.
+
+    Returns None for other files.
+    """
+    if path.suffix == ".csv":
+        gold = read_json(path.with_name("curves.json"), ("gold",))["gold"]
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = [dict(row) for row in csv.DictReader(file)]
+        name = gold["name"] if "quality" in rows[0] else "recall"
+        numbers = {"sparsity": "sparsity", name: "quality" if "quality" in rows[0] else "recall"}
+        rows = [{**row, **{to: float(row[key]) for to, key in numbers.items()}} for row in rows]
+        return curves_figure(rows, {**gold, name: gold[numbers[name]]}, name)
+    content = read_json(path)
+    if {"full", "rows"} <= set(content):
+        return blocks_figure(content["rows"], content["full"], content["full"]["name"])
+    return None
+
+
+def curves_figure(rows: Sequence[Row], gold: Mapping[str, Any], measure: str = "recall", title: str = "") -> Figure:
+    """Draw each mechanism's front, `measure` over sparsity, with the range over seeds (Treviso et al., figures 2, 4).
 
     `gold` has the sparsity of the teacher's graph and its `measure`: the oracle. The axis of perplexity points
     downwards; BLEU and perplexity much worse than the oracle's are cut off.
     """
-    figure, axes = _figure(1, 1, PANEL)
     larger = measure not in ("perplexity",)
-    for i, mechanism in enumerate(dict.fromkeys(row["mechanism"] for row in rows)):
-        style = {"color": f"C{i % 10}", "linestyle": "--" if mechanism == "entmax-window" else "-"}
+    figure = Figure(title or f"{measure} over sparsity", [(1, 4.2)])
+    panel = figure.panel("", "sparsity", measure if larger else f"{measure} (lower is better)")
+    for mechanism in dict.fromkeys(row["mechanism"] for row in rows):
+        name = plan_title(mechanism)
+        dash: dict[str, Any] = {"linestyle": "--"} if mechanism == "entmax-window" else {}
         seeds = [front(of_seed, measure, larger) for of_seed in by_seed(rows, mechanism).values()]
         if len(seeds) == 1:
-            xs, ys = ([row[name] for row in seeds[0]] for name in ("sparsity", measure))
-            axes.plot(xs, ys, label=mechanism, marker=MARKERS[i % len(MARKERS)], markersize=3, linewidth=1, **style)
+            panel.line(name, [(row["sparsity"], row[measure]) for row in seeds[0]], markersize=3, **dash)
             continue
         at = np.linspace(min(row["sparsity"] for points in seeds for row in points), 1, GRID)
         curves = np.array([[_reached(points, x, measure, larger) for x in at] for points in seeds])
-        axes.plot(at, curves.mean(0), label=mechanism, linewidth=1, **style)
-        axes.fill_between(at, curves.min(0), curves.max(0), color=style["color"], alpha=0.2, linewidth=0)
-    axes.axvline(gold["sparsity"], color="0.4", linewidth=1, linestyle=":")
-    axes.plot([gold["sparsity"]], [gold[measure]], "k*", markersize=10, label="oracle (full entmax)")
-    axes.set(xlabel="sparsity", ylabel=measure if larger else f"{measure} (lower is better)", title=title)
+        reached = ~np.isnan(curves).any(0)
+        panel.line(name, zip(at[reached], curves.mean(0)[reached], strict=True), marker="", **dash)
+        panel.area(name, at, curves.min(0), curves.max(0))
+    panel.axes.axvline(gold["sparsity"], color="0.35", linewidth=1, linestyle=":")
+    panel.line("oracle", [(gold["sparsity"], gold[measure])], **ORACLE)
+    panel.tag("full entmax", gold["sparsity"], gold[measure], "black", 6)
     if measure != "recall":
         best = (max if larger else min)([gold[measure], *(row[measure] for row in rows)])
         worst, room = gold[measure] * (1 - WORSE if larger else 1 + WORSE), 0.05 * WORSE * gold[measure]
-        axes.set_ylim(*((worst, best + room) if larger else (worst, best - room)))
-    axes.legend(fontsize=7)
-    save(figure, path)
+        panel.axes.set_ylim(*((worst, best + room) if larger else (worst, best - room)))
+    return figure
 
 
 def draw_graph(
@@ -61,68 +81,57 @@ def draw_graph(
 
     `axes_of` are those of queries and keys.
     """
-    figure, axes = _figure(1, 2, PANEL)
+    figure = Figure(title, [(2, 3.8)])
     stars = gold.nonzero().numpy()
-    for panel, matrix, name in (
-        (axes[0], predicted.float(), "predicted graph"),
-        (axes[1], weights.float(), "attention"),
-    ):
-        panel.imshow(matrix.numpy(), "viridis", aspect="auto", vmin=0, vmax=max(float(matrix.max()), 1e-9))
-        panel.plot(stars[:, 1], stars[:, 0], "r*", markersize=3, markeredgewidth=0)
-        panel.set_title(name, fontsize=9)
-        label(panel.xaxis, axes_of[1], matrix.shape[1], rotation=90)
-        label(panel.yaxis, axes_of[0], matrix.shape[0])
-    figure.suptitle(title, fontsize=10)
-    save(figure, path)
+    for matrix, name in ((predicted.float(), "predicted graph"), (weights.float(), "attention")):
+        panel = figure.panel(name)
+        panel.heat(matrix.numpy(), (0, max(float(matrix.max()), 1e-9)))
+        panel.axes.plot(stars[:, 1], stars[:, 0], "r*", markersize=6, markeredgewidth=0)
+        label(panel, *axes_of, matrix.shape)
+    figure.save(path)
 
 
 def draw_panels(points: Mapping[str, tuple[Tensor, Tensor]], path: str | Path, title: str) -> None:
-    """Plot recall over sparsity, a panel per layer and head (figures 8 to 10).
+    """Draw recall over sparsity, a panel per layer and head (figures 8 to 10).
 
     `points` are sparsities and recalls (P, L, H) of each mechanism at one window.
     """
     layers, heads = next(iter(points.values()))[0].shape[1:]
-    figure, grid = _figure(layers, heads, (1.9, 1.6), squeeze=False)
-    for i, (mechanism, (sparsity, recall)) in enumerate(points.items()):
-        for layer in range(layers):
-            for head in range(heads):
-                order = sparsity[:, layer, head].argsort()
-                grid[layer, head].plot(
-                    sparsity[order, layer, head],
-                    recall[order, layer, head],
-                    color=f"C{i % 10}",
-                    marker=MARKERS[i % len(MARKERS)],
-                    markersize=2,
-                    linewidth=0.8,
-                    label=mechanism,
-                )
+    figure = Figure(f"{title}: recall over sparsity", [(heads, 1.5)] * layers, share="xy")
     for layer in range(layers):
         for head in range(heads):
-            axes = grid[layer, head]
-            axes.set(xlim=(0, 1), ylim=(0, 1.02))
-            axes.set_title(f"layer {layer + 1}, head {head}", fontsize=7)
-            axes.tick_params(labelsize=6)
-    lines, names = grid[0, 0].get_legend_handles_labels()
-    figure.legend(lines, names, loc="outside lower center", ncols=5, fontsize=7)
-    figure.suptitle(f"{title}: recall over sparsity", fontsize=10)
-    save(figure, path)
+            panel = figure.panel(f"layer {layer + 1}, head {head}")
+            for mechanism, (sparsity, recall) in points.items():
+                of_head = sorted(zip(sparsity[:, layer, head].tolist(), recall[:, layer, head].tolist(), strict=True))
+                panel.line(plan_title(mechanism), of_head, markersize=2, linewidth=0.9)
+            panel.axes.set(xlim=(0, 1), ylim=(0, 1.02))
+            panel.axes.title.set_fontsize(7)
+    figure.save(path)
 
 
-def draw_blocks(panels: Mapping[str, Means], full: Row, name: str, path: str | Path) -> None:
-    """Plot perplexity over seconds: lines through the numbers of attended blocks, a panel per title (figures 7, 13)."""
-    figure, grid = _figure(1, len(panels), PANEL, squeeze=False)
-    for axes, (title, means) in zip(grid[0], panels.items(), strict=True):
-        for i, (mechanism, line) in enumerate(means.items()):
-            seconds, quality = [x for _, x, _ in line], [y for _, _, y in line]
-            axes.plot(seconds, quality, label=mechanism, color=f"C{i}", marker=MARKERS[i], markersize=4)
-            for count, *at in line:
-                axes.annotate(str(count), at, fontsize=6)
-        axes.plot([full["seconds"]], [full["quality"]], "k*", markersize=10, label="full entmax")
-        axes.axhline(full["quality"], color="0.4", linewidth=1, linestyle=":")
-        axes.set(xlabel="seconds of the model", ylabel=f"{name} (lower is better)", title=title)
-        axes.invert_yaxis()
-    grid[0, 0].legend(fontsize=7)
-    save(figure, path)
+def blocks_figure(rows: Sequence[Row], full: Row, name: str, by_size: bool = False) -> Figure:
+    """Draw perplexity over seconds: lines through the numbers of attended blocks, averaged over sizes (figure 7).
+
+    With `by_size`, there is a panel for each size (figure 13).
+    """
+    sizes = sorted({row["options"][SIZE.name] for row in rows})
+    panels = {f"blocks of {size}": [size] for size in sizes}
+    panels = panels if by_size else {"averaged over sizes from 2": [size for size in sizes if size > 1]}
+    figure = Figure(f"Attention over blocks: {name} against time", grid(len(panels), 2, 3.4 if by_size else 4.0))
+    for title, chosen in panels.items():
+        panel = figure.panel(title, "seconds of the model", f"{name} (lower is better)")
+        _draw_blocks(panel, block_means(rows, chosen), full)
+    return figure
+
+
+def _draw_blocks(panel: Panel, means: Means, full: Row) -> None:
+    for mechanism, line in means.items():
+        panel.line(plan_title(mechanism), [(seconds, quality) for _, seconds, quality in line])
+        for count, seconds, quality in line:
+            panel.tag(str(count), seconds, quality)
+    panel.line("full", [(full["seconds"], full["quality"])], **ORACLE)
+    panel.level(full["quality"], "full entmax")
+    panel.axes.invert_yaxis()
 
 
 def block_means(rows: Sequence[Row], sizes: Collection[int]) -> Means:
@@ -137,31 +146,18 @@ def block_means(rows: Sequence[Row], sizes: Collection[int]) -> Means:
 
 
 def draw_tags(shares: Mapping[str, Tensor], tags: Sequence[str], path: str | Path, title: str) -> None:
-    """Plot the distribution of each tag's tokens over buckets as stacked bars (figure 6).
+    """Draw the distribution of each tag's tokens over buckets as stacked bars (figure 6).
 
     `shares` (buckets, tags) has a panel for each side, queries and keys.
     """
-    figure, grid = _figure(1, len(shares), (6.4, 3.6), squeeze=False)
-    for axes, (side, of_side) in zip(grid[0], shares.items(), strict=True):
-        below = np.zeros(len(tags))
-        for bucket, part in enumerate(of_side.numpy()):
-            style = {"color": f"C{bucket % 10}", "hatch": "/" * (bucket // 10)}
-            axes.bar(range(len(tags)), part, bottom=below, label=str(bucket), **style)
-            below += part
-        axes.set(ylabel="share of the tag's tokens", title=side)
-        axes.set_xticks(range(len(tags)), tags, rotation=90, fontsize=7)
-    grid[0, -1].legend(fontsize=6, title="bucket", title_fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.suptitle(title, fontsize=10)
-    save(figure, path)
+    figure = Figure(title, grid(len(shares), 1, 2.8))
+    for side, of_side in shares.items():
+        panel = figure.panel(side, y="share of the tag's tokens")
+        panel.bars(tags, {f"bucket {i}": part for i, part in enumerate(of_side.tolist())}, stacked=True)
+        panel.axes.tick_params(axis="x", rotation=45)
+    figure.save(path)
 
 
 def _reached(points: Sequence[Row], sparsity: float, measure: str, larger: bool) -> float:
     values = [row[measure] for row in points if row["sparsity"] >= sparsity]
     return (max if larger else min)(values, default=np.nan)
-
-
-def _figure(rows: int, columns: int, panel: tuple[float, float], **options: Any) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(columns * panel[0] + 0.4, rows * panel[1] + 0.6), layout="constrained")
-    return figure, figure.subplots(rows, columns, **options)

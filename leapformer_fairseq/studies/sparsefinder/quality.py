@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,12 +21,8 @@ from ...models.loading import load_model
 from ...modules.capture import attentions_by_block
 from ...scoring.quality import bleu
 from ...support.errors import LeapformerError
-from ...support.files import locked_folder, read_json, write_json
 from ...support.lines import read_lines
 from .extraction import MODELS, PURPOSE, loaded
-from .grids import Point
-
-RECORD, SCORES = "scores.json", "scores"
 
 # a, b: a translation has at most a * S + b subwords for S of its source; a pattern that lacks too many edges would not
 # stop by itself.
@@ -92,35 +88,6 @@ def score(test: Scored, mechanism: str = "entmax", options: Mapping[str, Any] | 
             )
         value, seconds = _perplexity(test, model, task)
     return Quality("perplexity", value, seconds, incremental)
-
-
-class KeptScores:
-    """Scores of one test in a folder, a file each, so that an interrupted command can resume.
-
-    `of` identifies the models and the files fitted to them. Raises LeapformerError like `check`, and for a folder with
-    scores of other models or data.
-    """
-
-    def __init__(self, test: Scored, folder: Path, of: Sequence[str]) -> None:
-        check(test)
-        self.test, self.folder = test, folder / SCORES
-        about = {**asdict(test), "of": list(of), "data": str(Path(test.data).resolve())}
-        about.pop("checkpoint")
-        if test.references is not None:
-            about["references"] = str(Path(test.references).resolve())
-        locked_folder(folder, RECORD, about, "set of scores", among_others=True)
-
-    def full(self) -> dict[str, Any]:
-        """Return the score of full entmax."""
-        return self.add(Point("entmax", {}), {"seed": 1, "window": 0}, {})
-
-    def add(self, point: Point, row: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `row` with the point's score, computed unless kept; `options` are those of the model."""
-        path = self.folder / f"{point.file_name}-window{row['window']}-seed{row['seed']}.json"
-        if not path.is_file():
-            self.folder.mkdir(exist_ok=True)
-            write_json(path, {**row, **score(self.test, point.mechanism, options)._asdict()})
-        return read_json(path, ("quality",))
 
 
 def check(test: Scored) -> None:

@@ -5,14 +5,11 @@ A front holds the points of a method that none of its other points beats in both
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tabulate import tabulate
-
+from ...scoring.table import NOTHING, Column, Record, Table
 from ...support.files import write_text
 
 Row = dict[str, Any]
@@ -73,12 +70,20 @@ def recall_table(rows: Sequence[Row]) -> list[Row]:
 
 def as_markdown(table: Sequence[Row]) -> str:
     """Return the rows of `recall_table` as Markdown."""
-    lines = []
-    for row in table:
-        cells = [row[f"{sparsity}"] for sparsity in SPARSITIES]
-        lines.append([row["mechanism"], row["seeds"], *(_range(cell) for cell in cells)])
-    headers = ["recall from a sparsity of", "seeds", *(f"{sparsity}" for sparsity in SPARSITIES)]
-    return tabulate(lines, headers, tablefmt="github", disable_numparse=True)
+    records = [
+        {
+            name: dict(zip(("mean", "min", "max"), cell, strict=True)) if isinstance(cell, list) else cell
+            for name, cell in row.items()
+        }
+        for row in table
+    ]
+    columns = [Column("mechanism", "recall from a sparsity of"), Column("seeds")]
+    recalls = [Column(f"{sparsity}", None, ".3f", _get(f"{sparsity}"), NOTHING) for sparsity in SPARSITIES]
+    return Table(records, [*columns, *recalls]).markdown()
+
+
+def _get(name: str) -> Callable[[Record], Any]:
+    return lambda record: record[name]
 
 
 def full_markdown(gold: Row) -> str:
@@ -90,55 +95,29 @@ def full_markdown(gold: Row) -> str:
 
 def quality_markdown(rows: Sequence[Row], name: str) -> str:
     """Return the scored points as Markdown, sorted by mechanism and sparsity."""
-    long = any(row["long_count"] for row in rows)
-    lines = [
-        [
-            row["mechanism"] + ("" if row["incremental"] else " (non-causal)"),
-            options_text(row["options"]),
-            row["window"],
-            row["seed"],
-            f"{row['sparsity']:.3f}",
-            f"{row['recall']:.3f}",
-            f"{row['quality']:.3f}",
-            *([f"{row['long']:.3f}"] if long else []),
-            f"{row['seconds']:.1f}",
-        ]
-        for row in sorted(rows, key=lambda row: (row["mechanism"], row["sparsity"]))
-    ]
-    headers = [
-        "mechanism",
-        "options",
-        "window",
-        "seed",
-        "sparsity",
-        "recall",
-        name,
-        *(["long sentences"] if long else []),
-        "seconds",
-    ]
-    return tabulate(lines, headers, tablefmt="github", disable_numparse=True)
+    mechanism = Column("mechanism", of=lambda row: row["mechanism"] + ("" if row["incremental"] else " (non-causal)"))
+    columns = [mechanism, OPTIONS, Column("window"), Column("seed"), *_numbers("sparsity", "recall")]
+    columns += [Column("quality", name, ".3f"), Column("long", "long sentences", ".3f", optional=True)]
+    ranked = sorted(rows, key=lambda row: (row["mechanism"], row["sparsity"]))
+    return Table(ranked, [*columns, Column("seconds", form=".1f")]).markdown()
 
 
 def blocks_markdown(rows: Sequence[Row], full: Row) -> str:
     """Return seconds and quality of full entmax and of each pattern of blocks as Markdown."""
-    lines = [["entmax, all pairs", "", f"{full['quality']:.3f}", f"{full['seconds']:.2f}"]]
-    lines += [
-        [row["mechanism"], options_text(row["options"]), f"{row['quality']:.3f}", f"{row['seconds']:.2f}"]
-        for row in rows
-    ]
-    return tabulate(lines, ["mechanism", "options", full["name"], "seconds"], tablefmt="github", disable_numparse=True)
+    columns = [Column("mechanism"), OPTIONS, Column("quality", full["name"], ".3f"), Column("seconds", form=".2f")]
+    return Table([{**full, "mechanism": "entmax, all pairs", "options": {}}, *rows], columns).markdown()
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:
     """Write all rows with the columns of the measures, and those of quality if any row was scored."""
     scored = any("quality" in row for row in rows)
-    columns = [*COLUMNS, *(("quality", "long", "long_count", "seconds", "incremental") if scored else ())]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n", restval="")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({**row, "options": options_text(row["options"]), "origins": " ".join(row["origins"])})
-    write_text(path, text.getvalue(), "--out")
+    names = [*COLUMNS, *(("quality", "long", "long_count", "seconds", "incremental") if scored else ())]
+    columns = [OPTIONS if name == "options" else Column(name) for name in names]
+    write_text(path, Table(rows, columns).csv(), "--out")
+
+
+def _numbers(*names: str) -> list[Column]:
+    return [Column(name, form=".3f") for name in names]
 
 
 def options_text(options: dict[str, Any]) -> str:
@@ -146,8 +125,4 @@ def options_text(options: dict[str, Any]) -> str:
     return " ".join(f"{name.partition('_')[2]}={value}" for name, value in options.items())
 
 
-def _range(cell: list[float] | None) -> str:
-    if cell is None:
-        return "–"
-    mean, least, largest = cell
-    return f"{mean:.3f}" if least == largest else f"{mean:.3f} ({least:.3f} to {largest:.3f})"
+OPTIONS = Column("options", of=lambda row: options_text(row["options"]))

@@ -1,12 +1,9 @@
-"""Measure sparsity and recall of every point of a grid, with every window, on sentences that were not fitted to.
-
-Each point and seed has a file in OUT/points, so that an interrupted sweep can resume.
-"""
+"""Measure sparsity and recall of every point of a grid, with every window, on sentences that were not fitted to."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +15,11 @@ from ...attention.sparse.entmax import ALPHA
 from ...attention.sparse.fitted import DIMENSIONS, FILE, Fitted, read_file
 from ...attention.sparse.pattern import SEED, WINDOW, Pattern
 from ...support.errors import LeapformerError
-from ...support.files import locked_folder, read_json, write_json
-from ...support.progress import Watch
 from .extraction import Graphs, Sentence
 from .fitting import fitted_count
 from .grids import Point
 from .measures import Measures, measure_windows
 
-RECORD, POINTS = "sweep.json", "points"
 FITTED = "--fitted"
 
 
@@ -69,32 +63,6 @@ def evaluated(graphs: Graphs, files: Sequence[str], limit: int | None) -> list[S
     return list(graphs.sentences(start, stop))
 
 
-def run(graphs: Graphs, sweep: Sweep, out: Path, limit: int | None, watch: Watch) -> list[dict[str, Any]]:
-    """Return the rows of all points, seeds and windows; `watch` receives (done, total, name of the point)."""
-    sentences = evaluated(graphs, sweep.files, limit)
-    check_windows(sweep.windows, sentences)
-    about = {
-        "graphs": str(graphs.folder.resolve()),
-        "sentences": [sentence.index for sentence in sentences],
-        "windows": list(sweep.windows),
-        "global": sweep.ends,
-        "files": [digest(path) for path in sweep.files],
-    }
-    locked_folder(out, RECORD, about, "sweep", among_others=True)
-    (out / POINTS).mkdir(exist_ok=True)
-    units, rows = sweep.units(), list[dict[str, Any]]()
-    for i, (point, seed) in enumerate(units):
-        path = _kept_at(out, point, seed)
-        watch(i, len(units), point.name)
-        if not path.is_file():
-            measures = measure_point(graphs, sentences, point, sweep, seed)
-            write_json(path, {name: _rounded(x) for name, x in measures._asdict().items()})
-        held = read_json(path, Measures._fields)
-        rows += _rows(point, seed, sweep.windows, Measures(*(torch.tensor(held[name]) for name in Measures._fields)))
-    watch(len(units), len(units))
-    return rows
-
-
 def digest(path: str | Path) -> str:
     """Return the SHA-256 of a file, which tells a repeated fit from the first, whatever its name."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
@@ -111,22 +79,28 @@ def check_windows(windows: Sequence[int], sentences: Sequence[Sentence]) -> None
             )
 
 
-def by_head(sweep: Sweep, out: Path, window: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Return sparsities and recalls (P, L, H) of each mechanism's P points at one window, with the first seed."""
+def name_of(point: Point, seed: int) -> str:
+    """Return the name of a point with a seed, counted from 0, in a study."""
+    return f"points/{point.file_name}-seed{seed + 1}"
+
+
+def by_head(
+    sweep: Sweep, results: Mapping[str, Mapping[str, Any]], window: int
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return sparsities and recalls (P, L, H) of each mechanism's P points at one window, with the first seed.
+
+    `results` are the measures by the point's name.
+    """
     at = list(sweep.windows).index(window)
     by_mechanism: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for point in sweep.points:
-        held = read_json(_kept_at(out, point, 0), Measures._fields)
+        held = results[name_of(point, 0)]
         pair = torch.tensor(held["sparsity"])[at], torch.tensor(held["recall"])[at]
         by_mechanism.setdefault(point.mechanism, []).append(pair)
     return {
         name: (torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs]))
         for name, pairs in by_mechanism.items()
     }
-
-
-def _kept_at(out: Path, point: Point, seed: int) -> Path:
-    return out / POINTS / f"{point.file_name}-seed{seed + 1}.json"
 
 
 @torch.no_grad()
@@ -192,20 +166,17 @@ def _file(point: Point, files: Sequence[str], seed: int) -> dict[str, Any]:
     return read_file(files[seed], FITTED)
 
 
-def _rows(point: Point, seed: int, windows: Sequence[int], measures: Measures) -> Iterator[dict[str, Any]]:
-    means = [x.flatten(1).mean(1).tolist() for x in measures]
-    for i, window in enumerate(windows):
-        yield {
-            "mechanism": point.mechanism,
-            "options": point.options,
-            "origins": list(point.origins),
-            "seed": seed + 1,
-            "window": window,
-            **{name: means[j][i] for j, name in enumerate(Measures._fields)},
-        }
+def rows_of(point: Point, seed: int, windows: Sequence[int], measures: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a row for each window; `measures` are nested lists (W, L, H)."""
+    means = {name: torch.tensor(measures[name]).flatten(1).mean(1).tolist() for name in Measures._fields}
+    about = {"mechanism": point.mechanism, "options": point.options, "origins": list(point.origins), "seed": seed + 1}
+    return [
+        {**about, "window": window, **{name: values[i] for name, values in means.items()}}
+        for i, window in enumerate(windows)
+    ]
 
 
-def _rounded(x: torch.Tensor) -> list[Any]:
+def rounded(x: torch.Tensor) -> list[Any]:
     """Return nested lists, rounded to six decimals."""
     numbers: list[Any] = (x * 1e6).round().div(1e6).tolist()
     return numbers

@@ -7,8 +7,6 @@ rule.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
@@ -16,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tabulate import tabulate
 from torch import Tensor
 
 from ...data.vocabulary import load_spelling
+from ...scoring.table import Table
 from ...support.errors import LeapformerError
 from ...support.files import write_text
 from ...support.lines import read_lines
@@ -148,23 +146,23 @@ def write_tags(
 
     `draw` receives the shares (c, tags) of each side, which add up to 1 for each tag, the tags, a path and a title.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["layer", "head", "side", "bucket", *buckets.names])
-    rows = []
+    lines: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for layer, of_layer in enumerate(buckets.counts.unbind(1), 1):
         for head, of_head in enumerate(of_layer.unbind(1)):
-            sides = dict(zip(buckets.sides, of_head, strict=True))
+            sides, place = dict(zip(buckets.sides, of_head, strict=True)), {"layer": layer, "head": head}
             for side, counts in sides.items():
-                writer.writerows([layer, head, side, bucket, *line.tolist()] for bucket, line in enumerate(counts))
-            bits = [f"{information(counts):.3f}" for counts in sides.values()]
-            rows.append([layer, head, *bits, *(int((counts.sum(1) > 0).sum()) for counts in sides.values())])
+                for bucket, line in enumerate(counts.tolist()):
+                    of_tags = dict(zip(buckets.names, line, strict=True))
+                    lines.append({**place, "side": side, "bucket": bucket, **of_tags})
+            bits = {f"bits of {side}": f"{information(counts):.3f}" for side, counts in sides.items()}
+            used = {f"buckets in use of {side}": int((x.sum(1) > 0).sum()) for side, x in sides.items()}
+            rows.append({**place, **bits, **used})
             shares = {side: counts / counts.sum(0).clamp(min=1) for side, counts in sides.items()}
             title = f"layer {layer}, head {head}: buckets of each tag"
-            draw(shares, buckets.names, folder / f"tags-layer{layer}-head{head}.png", title)
-    write_text(folder / "tags.csv", text.getvalue(), "--out")
-    headers = ["layer", "head", *(f"{what} of {side}" for what in ("bits", "buckets in use") for side in buckets.sides)]
-    table = tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+            draw(shares, buckets.names, folder / f"tags-layer{layer}-head{head}.svg", title)
+    write_text(folder / "tags.csv", Table.of(lines).csv(), "--out")
+    table = Table.of(rows).markdown()
     write_text(folder / "tags.md", table + "\n", "--out")
     return table
 

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from matplotlib.container import BarContainer, ErrorbarContainer
 
-from leapformer_fairseq.scoring.pictures.latency import PARTS, curve_figure, draw_curve
-from leapformer_fairseq.studies.curve.curve_report import table
-from tests.scoring.pictures.images import pixels
+from leapformer_fairseq.scoring.figure import COLOURS
+from leapformer_fairseq.scoring.pictures.latency import PARTS, curve_figure
+from leapformer_fairseq.studies.curve import table
+from tests.scoring.pictures.images import overlapping, texts
 
 
 def row(name: str, policy: str, number: int | None, latency: float | None, score: float, **more: Any) -> dict[str, Any]:
@@ -36,21 +37,26 @@ ROWS = [
 ]  # fmt: skip
 
 
-def panels(figure: Any) -> list[Any]:
-    return [axes for part in figure.subfigs for axes in part.axes]
+def panels(rows: list[dict[str, Any]], *regimes: tuple[float, float]) -> list[Any]:
+    figure = curve_figure(rows, *regimes)
+    figure.finish()
+    return [panel.axes for panel in figure.panels]
 
 
 @pytest.mark.parametrize(("panel", "shift"), [(0, 0.0), (1, 50.0)])
 def test_lines_and_error_bars(panel: int, shift: float) -> None:
-    axes = panels(curve_figure(ROWS))[panel]
+    axes = panels(ROWS)[panel]
     lines = {(line.get_label(), tuple(line.get_xdata())): tuple(line.get_ydata()) for line in axes.lines}
-    assert lines["leap, wait-k", (900.0 + shift, 1400.0 + shift)] == (60.0, 70.0)  # by latency
-    assert lines["leap, wait-k", (800.0 + shift,)] == (55.0,)  # another ratio is another line
+    assert lines["LeaPformer, wait-k", (900.0 + shift, 1400.0 + shift)] == (60.0, 70.0)  # by latency
+    assert lines["LeaPformer, wait-k", (800.0 + shift,)] == (55.0,)  # another ratio is another line
     assert lines["softmax, wait-k", (950.0 + shift,)] == (61.0,)
-    assert lines["leap, offline", (0, 1)] == (80.0, 80.0)
+    assert lines["LeaPformer, offline", (0, 1)] == (80.0, 80.0)
     (timed,) = (found for found in axes.containers if isinstance(found, ErrorbarContainer))
-    assert timed.get_label() == "softmax, wait-k, computation-aware" and timed[0].get_linestyle() == "--"
-    assert {text.get_text() for text in axes.texts} == {"1 r7", "3 r7", "1 r3"}
+    assert timed.get_label() == "softmax, wait-k, computation-aware" and timed[0].get_markerfacecolor() == "white"
+    names = {"LeaPformer, wait-k", "LeaPformer, hold-n", "LeaPformer, offline", "softmax, wait-k"}
+    assert {" ".join(text.get_text().split()) for text in axes.texts} == {"1 r7", "3 r7", "1 r3"} | (
+        names - {"LeaPformer, hold-n"}
+    )
     ends = timed[2][0].get_segments()[0][:, 0]
     assert ends.tolist() == [990.0 + shift, 1040.0 + shift]
 
@@ -59,7 +65,7 @@ def test_a_latency_below_the_one_without_computation_is_marked() -> None:
     """In the picture and in the table, and only there."""
     below = ROWS[-1] | {"run": "b", "AL_CA": spread(940.0, 10.0, 40.0), "repeats": 2, "without_prenet": None}
     for rows, count in ((ROWS, 0), ([*ROWS[:-1], below], 1)):
-        left, right, *_ = panels(curve_figure(rows))
+        left, right, *_ = panels(rows)
         assert [text.get_text() for text in left.texts].count("* below the latency without computation") == count
         assert not [text for text in right.texts if "below" in text.get_text()]
     shown = {"chrF": 1.0, "AP": 1.0, "DAL": 1.0, "ATD": 1.0}
@@ -68,16 +74,28 @@ def test_a_latency_below_the_one_without_computation_is_marked() -> None:
 
 
 def test_bars_only_where_the_computation_was_measured(tmp_path: Path) -> None:
-    bars = panels(curve_figure(ROWS))[2]
+    more = [row("softmax", "wait-k", k, 950.0 + k, 61.0, compute=ROWS[-1]["compute"]) for k in (2, 4)]
+    bars = panels([*ROWS, *more])[2]
     parts = [found for found in bars.containers if isinstance(found, BarContainer)]
     assert [part.get_label() for part in parts] == list(PARTS)
     assert [part[0].get_x() for part in parts] == pytest.approx([0.0, 0.1, 0.2])
-    assert [label.get_text() for label in bars.get_yticklabels()] == ["softmax-wait-k-1"]
-    assert len(panels(curve_figure(ROWS[:-1]))) == 2
-    for number, rows in enumerate((ROWS, [])):
-        draw_curve(rows, tmp_path / f"{number}.png")
-    pixels(tmp_path / "0.png")
-    assert {path.name for path in tmp_path.iterdir()} == {"0.png", "1.png"}
+    assert [label.get_text() for label in bars.get_yticklabels()] == [f"softmax, wait-k {k} r7" for k in (1, 2, 4)]
+    assert len(panels([*ROWS[:-1], *more[:1]])) == 2, "a bar or two show nothing"
+    assert curve_figure([]).save(tmp_path / "0.svg").startswith("No picture")
+    assert curve_figure(ROWS).save(tmp_path / "1.svg") and "softmax, wait-k" in texts(tmp_path / "1.svg")
+    assert [path.name for path in tmp_path.iterdir()] == ["1.svg"]
+
+
+def test_no_text_covers_another_in_a_crowd() -> None:
+    """Two systems with the same curve, at nearly the same latencies, with long names."""
+    names = ("leap_encoder-chunk-ms_280", "gated-leap_encoder-chunk-ms_280", "softmax")
+    rows = [
+        row(name, policy, k, 900.0 + 100 * k + n, 60.0 + k)
+        for n, name in enumerate(names)
+        for policy in ("wait-k", "local-agreement")
+        for k in range(1, 9)
+    ]
+    assert overlapping(curve_figure(rows).finish()) == []
 
 
 def talk_row(segment: str, k: int, latency: float, score: float, **more: Any) -> dict[str, Any]:
@@ -95,18 +113,18 @@ TALKS = [
 ]
 
 
-def test_talks_have_a_line_for_what_ends_a_segment_and_shaded_regimes(tmp_path: Path) -> None:
-    yaal, laal, bars, memory, time = panels(curve_figure(TALKS, (2000.0, 4000.0)))
+def test_talks_have_a_line_for_what_ends_a_segment_and_shaded_regimes() -> None:
+    yaal, laal, bars, memory, time = panels(TALKS, (2000.0, 4000.0))
     lines = {line.get_label(): (tuple(line.get_xdata()), tuple(line.get_ydata())) for line in yaal.lines}
-    assert lines["leap, pause, wait-k"] == ((1500.0, 3000.0), (30.0, 33.0))
-    assert lines["leap, tokens, wait-k"] == ((5000.0,), (20.0,))
-    assert {line.get_color() for line in yaal.lines if line.get_label() in lines} == {"C0", "C1"}
-    assert [tuple(laal.lines[0].get_xdata())] == [(1.5, 3.0)] and "(s)" in laal.get_xlabel()
+    assert lines["pause, wait-k"] == ((1500.0, 3000.0), (30.0, 33.0))
+    assert lines["tokens, wait-k"] == ((5000.0,), (20.0,))
+    assert {line.get_color() for line in yaal.lines if line.get_label() in lines} == set(COLOURS[:2])
+    assert [tuple(laal.lines[0].get_xdata())] == [(1.5, 3.0)] and ", s" in laal.get_xlabel()
     shaded = [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in yaal.patches]
     assert shaded == [(0.0, 2000.0), (2000.0, 4000.0)] and not laal.patches
-    assert [label.get_text() for label in bars.get_yticklabels()] == ["pause-3", "pause-9", "tokens-3"]
+    assert [label.get_text() for label in bars.get_yticklabels()] == [
+        f"{x}, wait-k {k}" for x, k in (("pause", 3), ("pause", 9), ("tokens", 3))
+    ]
     assert "of all talks" in bars.get_xlabel()
     assert [tuple(line.get_ydata()) for line in memory.lines] == [(0.0, 1.0, 2.5)] * 2  # unknown for the third
     assert [tuple(line.get_ydata()) for line in time.lines] == [(0.1, 0.2, 0.1)] * 2 + [(0.1,)]
-    draw_curve(TALKS, tmp_path / "talks.png", (2000.0, 4000.0))
-    pixels(tmp_path / "talks.png")

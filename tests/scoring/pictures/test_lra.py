@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import pytest
 
-from leapformer_fairseq.scoring.pictures.lra import LARGEST, tradeoff_figure
+from leapformer_fairseq.scoring.pictures.scores import LARGEST, tradeoff_figure
 from leapformer_fairseq.studies.lra import composite
+from tests.scoring.pictures.images import overlapping
 
 
 @pytest.mark.parametrize("paper", ["leapformer", "luna"])
 def test_rows_of_the_papers(paper):
     found = composite.published("paper", paper)
-    points = found.points()
-    figure = tradeoff_figure(points, found.source)
-    (axes,) = figure.axes
-    for circle, (_, speed, accuracy, memory) in zip(axes.collections, points, strict=True):
-        assert circle.get_offsets().tolist() == [[speed, accuracy]]
-        assert circle.get_sizes().tolist() == [pytest.approx(LARGEST * memory)]
-    assert {text.get_text() for text in axes.texts} == {name for name, *_ in points}
-    boxes = [text.get_window_extent() for text in axes.texts]
-    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
-    assert "area: peak memory" in axes.get_title()
+    figure = tradeoff_figure(found.content())
+    (axes,), rows = figure.finish().axes, sorted(found.rows.items(), key=lambda row: -row[1].accuracy)
+    baseline = found.rows["softmax"]
+    for circle, (_, row) in zip(axes.collections, rows, strict=True):
+        assert circle.get_offsets().tolist() == [[row.speed / baseline.speed, row.accuracy]]
+        assert circle.get_sizes().tolist() == [pytest.approx(LARGEST * row.memory / baseline.memory)]
+    assert {text.get_text() for text in axes.texts} == set(found.titles.values())
+    assert overlapping(figure.drawing) == [] and "area: peak memory" in axes.get_title("left").replace("\n", " ")
 
 
 def test_without_memory_all_circles_are_equal():
-    figure = tradeoff_figure([("a", 1.0, 50.0, None), ("b", 2.0, 40.0, None)], "t")
-    sizes = {tuple(circle.get_sizes()) for circle in figure.axes[0].collections}
-    assert len(sizes) == 1 and figure.axes[0].get_title() == "t"
+    rows = {name: {"speed": 1.0, "accuracy": 50.0, "memory": None} for name in ("softmax", "a", "b")}
+    (axes,) = tradeoff_figure({"source": "t", "rows": rows}).finish().axes
+    assert len({tuple(circle.get_sizes()) for circle in axes.collections}) == 1 and axes.get_title("left") == "t"

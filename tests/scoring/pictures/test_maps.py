@@ -18,7 +18,7 @@ from leapformer_fairseq.modules.capture import capture, choose
 from leapformer_fairseq.scoring.pictures.inputs import Request, examples, load
 from leapformer_fairseq.support.errors import LeapformerError
 from tests.models.tiny import dictionary
-from tests.scoring.pictures.images import pixels
+from tests.scoring.pictures.images import texts
 from tests.untrained import save_checkpoint
 
 HEADS = 2
@@ -64,9 +64,9 @@ def test_command_on_a_language_model(lm, tmp_path, capsys):
     out = tmp_path / "deep" / "er"
     assert run("--path", lm, "--input", tmp_path / "text", "--lines", 2, "--max-length", 4, "--out", out) == 0
     names = ["decoder-self_layer1_attention", "decoder-self_layer1_reweighting", "decoder-self_layer2_attention"]
-    assert sorted(path.stem for path in out.glob("*.png")) == [*names, "proportions"]
-    for path in out.glob("*.png"):
-        pixels(path)
+    assert sorted(path.stem for path in out.glob("*.svg")) == [*names, "proportions"]
+    for path in out.glob("*.svg"):
+        assert texts(path)
     printed, rows = capsys.readouterr(), json.loads((out / "proportions.json").read_text())["rows"]
     assert [(row["layer"], row["mechanism"], row["side"], row["count"]) for row in rows] == [
         (1, "leap", side, HEADS * (4 + 3)) for side in ("query", "key")
@@ -80,7 +80,7 @@ def test_command_on_a_masked_language_model(data, tmp_path, capsys):
     model = save_checkpoint(data / "mlm.pt", data, "leapformer_mlm_tiny", *flags, task="masked_lm")
     assert run("--path", model, "--input", "w1 <mask> w3", "--out", tmp_path) == 0
     names = ["encoder-self_layer1_attention", "encoder-self_layer1_reweighting", "encoder-self_layer2_attention"]
-    assert sorted(path.stem for path in tmp_path.glob("*.png")) == [*names, "proportions"]
+    assert sorted(path.stem for path in tmp_path.glob("*.svg")) == [*names, "proportions"]
     (sentence,) = examples(*load(str(model)), Request("w1 <mask> w3 w4 w5", max_length=5))
     read, same = sentence.axes("encoder-self")
     assert read.tokens == same.tokens == ["<s>", "w1", "<mask>", "w3", "</s>"]
@@ -92,16 +92,16 @@ def test_command_on_a_masked_language_model(data, tmp_path, capsys):
 def test_command_without_proportions(lm, tmp_path, capsys):
     assert run("--path", lm, "--input", "w1 w2", "--layer", 2, "--head", 0, "--out", tmp_path) == 0
     assert "No mechanism here has proportions" in capsys.readouterr().out
-    assert [path.name for path in tmp_path.iterdir()] == ["decoder-self_layer2_attention.png"]
+    assert [path.name for path in tmp_path.iterdir()] == ["decoder-self_layer2_attention.svg"]
 
 
 def test_command_on_a_translation_model(nmt, tmp_path, capsys):
     arguments = ("--path", nmt, "--input", "w1 w2 w3", "--layer", 1, "--out", tmp_path)
     assert run(*arguments, "--target", "w9 w8", "--block", "decoder-cross") == 0
-    assert len(list(tmp_path.glob("decoder-cross_layer1_*.png"))) == 2 and not capsys.readouterr().err
+    assert len(list(tmp_path.glob("decoder-cross_layer1_*.svg"))) == 2 and not capsys.readouterr().err
     assert run(*arguments, "--max-length", 12, "--block", "decoder-self") == 0
     assert "sentence 1: the model's own translation: w" in capsys.readouterr().err
-    assert {path.name for path in tmp_path.glob("decoder-self*")} == {"decoder-self_layer1_attention.png"}
+    assert {path.name for path in tmp_path.glob("decoder-self*")} == {"decoder-self_layer1_attention.svg"}
 
 
 def test_sentences_of_a_translation_model(nmt):
@@ -132,7 +132,7 @@ def test_command_on_a_speech_model(speech, data, name, tmp_path, capsys):
     target = ("--target", "w1 w2 w3") if name == "a.wav" else ()
     assert run("--path", speech, "--input", data / name, *target, *more) == 0
     assert "audio cut from 48 to 40 frames of 10 ms" in capsys.readouterr().err
-    assert len(list(tmp_path.glob("*.png"))) == 3
+    assert len(list(tmp_path.glob("*.svg"))) == 3
     rows = json.loads((tmp_path / "proportions.json").read_text())["rows"]
     assert {row["side"]: row["count"] for row in rows} == {"query": HEADS * 4, "key": HEADS * 10}
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from leapformer_fairseq.scoring.pictures.runs import LONGEST, distinct_options, draw_runs, runs_figure
+from leapformer_fairseq.scoring.pictures.scores import LONGEST, distinct_options, runs_figure
 from leapformer_fairseq.scoring.runs import compare
-from tests.scoring.pictures.images import pixels
+from tests.scoring.pictures.images import texts
 
 
 def run(attention: str, bleu: float, seed: int = 1, options: str = "--lr 1", test_set: str = "test") -> dict[str, Any]:
@@ -32,23 +32,28 @@ def points(axes: Any) -> dict[str, tuple[float, list[float]]]:
 
 
 def test_dots_are_means_and_bars_reach_from_least_to_greatest() -> None:
-    (axes,) = runs_figure(compare(RUNS), "A Title").axes
+    (axes,) = runs_figure(compare(RUNS), "A Title").finish().axes
     assert points(axes) == {
         "softmax": (30.0, [30.0, 30.0]),
-        "leap": (29.5, [28.0, 31.0]),
-        "relu/softmax/softmax": (29.0, [29.0, 29.0]),
+        "LeaPformer": (29.5, [28.0, 31.0]),
+        "ReLU attention / softmax / softmax": (29.0, [29.0, 29.0]),
     }
     assert [line.get_xdata() for line in axes.lines if line.get_linestyle() == ":"] == [[30.0, 30.0]]
     assert axes.get_xlabel() == "BLEU"
 
 
 def test_a_panel_for_each_set_and_options_where_they_differ(tmp_path: Path) -> None:
-    more = [*RUNS, run("leap", 20.0, options="--lr 2"), run("leap", 10.0, test_set="other")]
-    other, test = runs_figure(compare(more), "A Title").axes
-    assert (other.get_title(), test.get_title()) == ("other", "test")
-    assert points(other)["leap"][0] == 10.0 and points(test)["leap\n--lr 2"][0] == pytest.approx(20.0)
-    draw_runs(compare(more), "A Title", tmp_path / "runs.png")
-    pixels(tmp_path / "runs.png")
+    more = [
+        *RUNS,
+        run("leap", 20.0, options="--lr 2"),
+        *(run(name, 10.0, test_set="other") for name in ("leap", "relu", "elu")),
+    ]
+    figure = runs_figure(compare(more), "A Title")
+    assert "A Title" in figure.save(tmp_path / "runs.svg") and "LeaPformer" in texts(tmp_path / "runs.svg")
+    other, test = figure.drawing.axes
+    assert (other.get_title("left"), test.get_title("left")) == ("other", "test")
+    assert points(other)["LeaPformer"][0] == 10.0 and points(test)["LeaPformer\n--lr 2"][0] == pytest.approx(20.0)
+    assert len(runs_figure(compare([*RUNS, *more[-3:-2]]), "A Title").finish().axes) == 1, "one point shows nothing"
 
 
 def test_a_label_has_the_options_of_its_own_alone() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from leapformer_fairseq.runtime.acoustics.mel import MelConfig
-from leapformer_fairseq.scoring.pictures.spectrograms import draw_spectrograms
+from leapformer_fairseq.scoring.pictures.heatmaps import draw_spectrograms
 from tests.scoring.pictures.images import pixels
 
 MELS = MelConfig()
@@ -20,7 +20,9 @@ def test_a_shorter_panel_leaves_the_rest_of_the_time_empty(tmp_path):
     picture = pixels(tmp_path / "two.png")
     coloured = picture.max(axis=2) - picture.min(axis=2) > 0.1
     half = len(coloured) // 2
-    widths = [int(rows[:, : int(0.8 * rows.shape[1])].sum(axis=1).max()) for rows in (coloured[:half], coloured[half:])]
+    widths = [
+        int(rows[:, : int(0.86 * rows.shape[1])].sum(axis=1).max()) for rows in (coloured[:half], coloured[half:])
+    ]
     assert abs(widths[1] / widths[0] - 0.5) < 0.03
 
 

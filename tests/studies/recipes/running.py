@@ -9,6 +9,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.cli.recipe import run_recipe
+from leapformer_fairseq.studies.engine import Cell, State, Study
 from tests import commands
 from tests.commands import done
 from tests.forks import forks
@@ -43,8 +45,27 @@ def refused(*words: object) -> str:
     """What a recipe that has to fail says, in one line."""
     status, out, err = ran(*words)
     lines = [line for line in err.splitlines() if line.startswith("leapformer: error: ")]
-    assert status == 2 and len(lines) == 1, out[-3000:] + err[-3000:]
+    assert status in (1, 2) and len(lines) == 1, out[-3000:] + err[-3000:]
     return lines[0]
+
+
+def dry_run(*words: object) -> list[str]:
+    """The lines of a dry run, commands and comments. Raises LeapformerError."""
+    said: list[str] = []
+    run_recipe([*map(str, words), "--dry-run"], said.append)
+    return [line for text in said for line in text.splitlines()]
+
+
+class Cells(Study):
+    """A study of these cells, which lock their folders as those of recipes."""
+
+    lock_cells = True
+
+    def __init__(self, out: Path, *cells: Cell) -> None:
+        self.out, self._cells = out, cells
+
+    def cells(self, state: State) -> tuple[Cell, ...]:
+        return self._cells
 
 
 def table(folder: Path) -> dict:

@@ -74,7 +74,7 @@ def test_all_tasks_from_files_in_the_published_layout(tmp_path):
         "lra", "--out", out, "--protocol", "leapformer", "--root", root, "--attention", "leap", "--jobs", 2,
         "--train-options", SHORT, "--no-bench",
     )  # fmt: skip
-    assert (out / "results/maps-leap/encoder-self_layer1_reweighting.png").is_file()
+    assert (out / "results/maps-leap/encoder-self_layer1_reweighting.svg").is_file()
     found = json.loads((out / "results/results.json").read_text())
     assert {run["task"] for run in found["runs"]} == set(TASKS)
     assert all("brackets-dropped" in run["quirks"] for run in found["runs"])
@@ -158,5 +158,5 @@ def test_bad_input_is_one_line(tmp_path, capsys, command, message):
 def test_the_published_scores(tmp_path, capsys):
     assert main(["lra", "rcp", "--published", "--std", "table", "--out", str(tmp_path)]) == 0
     assert "5.20" in capsys.readouterr().out
-    assert (tmp_path / "rcp.png").stat().st_size > 10_000
+    assert (tmp_path / "rcp.svg").stat().st_size > 10_000
     assert json.loads((tmp_path / "rcp.json").read_text())["rows"]["leap"]["rcp"] == pytest.approx(5.2, abs=0.005)

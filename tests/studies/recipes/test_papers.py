@@ -13,11 +13,11 @@ from fairseq import options as fairseq_options
 
 from leapformer_fairseq import PLUGIN_DIR, register
 from leapformer_fairseq.attention import find
-from leapformer_fairseq.cli import recipe
 from leapformer_fairseq.cli.main import build_parser, main
 from leapformer_fairseq.studies.recipes import catalog, configuration
 from leapformer_fairseq.studies.recipes.plans import Attention
 from leapformer_fairseq.support.errors import LeapformerError
+from tests.studies.recipes import running
 
 register()
 TABLE: dict[str, Any] = yaml.safe_load((configuration.configs() / "papers.yaml").read_text("utf-8"))
@@ -121,9 +121,7 @@ TABLES = catalog.tables()
 
 def dry_run(*words: object) -> list[str]:
     """The commands of a recipe; raises LeapformerError."""
-    said: list[str] = []
-    recipe.run_recipe([*map(str, words), "--dry-run"], said.append)
-    return [line for line in said if not line.startswith("== ")]
+    return [line for line in running.dry_run(*words) if not line.startswith("#")]
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -263,9 +261,8 @@ def test_rows_whose_scores_are_relative_to_softmax_come_with_it():
     rows = [set(shlex.split(command)[6].split()) for command in commands]
     assert sorted(map(len, rows)) == [2, 4] and all("softmax" in names for names in rows)
     for names in (*rows, {"luna-16"}):
-        said: list[str] = []
         words = ["lra", "--protocol", "luna" if names == {"luna-16"} else "leapformer", "--attention", " ".join(names)]
-        recipe.run_recipe([*words, "--root", "/nowhere", "--out", "/nowhere", "--dry-run"], said.append)
+        said = running.dry_run(*words, "--root", "/nowhere", "--out", "/nowhere")
         scored = any(line.startswith("leapformer lra rcp ") for line in said)
         assert scored == ("softmax" in names) != any("no composite scores: --attention leaves out" in x for x in said)
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from leapformer_fairseq.cli import recipe as command
-from leapformer_fairseq.studies.recipes import catalog
+from leapformer_fairseq.studies.engine import Engine
+from leapformer_fairseq.studies.recipes import catalog, facts
 from leapformer_fairseq.studies.recipes.plans import Attention
 from leapformer_fairseq.support.errors import LeapformerError
+from leapformer_fairseq.support.files import read_json
 
 WITH_PLANS = [name for name in catalog.DATASETS if name not in ("talks", "sparsefinder")]
 
 
 def start(name, *words):
-    return catalog.start(name, words, say=print, call=lambda words: pytest.fail("something was run"))
+    return catalog.start(name, words)
 
 
 @pytest.mark.parametrize("name", WITH_PLANS)
@@ -26,7 +31,7 @@ def test_an_unknown_mechanism_is_refused_by_every_recipe(name, tmp_path):
 
 @pytest.mark.parametrize("name", [name for name, table in catalog.tables().items() if table.rows])
 def test_an_unknown_row_is_refused_before_another_row_is_run(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(catalog.Job, "run_all", lambda self: pytest.fail("something was run"))
+    monkeypatch.setattr(Engine, "run", lambda self: pytest.fail("something was run"))
     rows = f"{catalog.tables()[name].rows[0]} leep"
     with pytest.raises(LeapformerError, match="--attention leep: "):
         command.run_recipe([name, "--out", str(tmp_path / "out"), "--rows", rows], print)
@@ -59,6 +64,11 @@ def test_the_mechanisms_of_a_sparsefinder_study_are_checked(tmp_path):
         ("wikitext2", "abc-mlp:abc-slots=x", "give a whole number of at least"),
         # with what the configuration has
         ("wikitext2", "softmax cosformer:cosformer-step=16", "and --cosformer-length 256: .*a length of 0 is none"),
+        (
+            "wikitext2 --train-options=--cosformer-step=16",
+            "cosformer",
+            "and --cosformer-length 256: .*a length of 0 is",
+        ),
         ("wikitext103 --paper abc", "abc-linformer:abc-slots=513", "513 slots for at most 512 tokens"),
     ],
 )
@@ -84,6 +94,32 @@ def test_what_no_model_can_be_built_with_is_refused(name, plan, message, tmp_pat
 )
 def test_what_a_model_can_be_built_with_is_not_refused(name, plan, tmp_path):
     start(*name.split(), "--attention", plan, "--out", str(tmp_path / "out"))
+
+
+def test_the_facts_are_those_of_the_registry():
+    """Or else: python -m leapformer_fairseq.studies.recipes.facts"""
+    assert read_json(facts.FILE) == facts.collect()
+
+
+def test_a_mechanism_that_the_facts_do_not_know_is_asked_of_the_registry(tmp_path, monkeypatch):
+    """It is a user's own, for instance."""
+    known = read_json(facts.FILE)
+    monkeypatch.setattr(facts, "_facts", lambda: {**known, "serves": {}})
+    start("multi30k", "--attention", "relu", "--out", str(tmp_path / "out"))
+    with pytest.raises(LeapformerError, match="unknown attention mechanism 'reluu'; did you mean"):
+        start("multi30k", "--attention", "reluu", "--out", str(tmp_path / "out"))
+
+
+def test_a_dry_run_imports_no_library_that_takes_seconds(tmp_path):
+    code = """
+import sys
+from leapformer_fairseq.cli.main import main
+for words in ("multi30k --attention softmax,relu*2/leap", "mustc", "leapformer-6", "wikitext2", "espeak_tts"):
+    assert main(["recipe", *words.split(), "--out", "/nowhere", "--dry-run"]) == 0
+print(*{"torch", "fairseq", "numpy"} & sys.modules.keys())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "", done.stderr + done.stdout[-300:]
 
 
 def test_every_row_of_every_table_is_accepted(tmp_path):

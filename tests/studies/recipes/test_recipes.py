@@ -76,7 +76,7 @@ def test_mustc(speech, tmp_path, one_at_a_time):
     options = tiny(mustc_tree(tmp_path / "data", splits), tmp_path / "out", "1 3")
     finished("mustc", *options)
     check_results(tmp_path / "out", "tst-COMMON", "1 3")
-    assert finished("mustc", *options).count("is finished, skipped") == 6
+    assert finished("mustc", *options).count("is finished, skipped") == 7
     whole = ("--attention", "leap/cosformer/softmax", "--offline", "--st-options", "--arch leapformer_s2t_tiny")
     assert "is finished, skipped" in finished("mustc", *options, *whole), "it shares the recogniser"
     run = tmp_path / "out/leap+cosformer+softmax-offline"
@@ -131,7 +131,7 @@ def test_speech_of_ones_own(speech, tmp_path, one_at_a_time):
     assert "--max-tokens 4000 --max-update 6000 --warmup-updates 600 --arch leapformer_s2t_tiny" in asr
     assert f"--fixed-pre-decision-ratio {ratio} --arch leapformer_simulst_tiny --waitk-lagging 1-9,offline" in st
     assert st.rstrip().endswith(TINY)
-    assert finished("speech", *options[8:], "--anyway", "train", "evaluate").count("is finished, skipped") == 5
+    assert finished("speech", *options[8:], "--anyway", "train", "evaluate").count("is finished, skipped") == 6
     dry = finished("speech", *options[8:-2], "--dry-run", "train")
     assert f"--encoder-chunk-ms {40 * ratio} " in dry and f"asr-leap_encoder-chunk-ms_{40 * ratio}/" in dry
     dry = finished("speech", *options[8:-1], "leap:encoder-chunk-ms=200", "--dry-run", "train")

@@ -7,78 +7,74 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from leapformer_fairseq import PLUGIN_DIR
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.studies import launching, trainings
+from leapformer_fairseq.studies.engine import Cell, Engine, State
 from leapformer_fairseq.studies.launching import COMMANDS, Launcher, Losses
 from leapformer_fairseq.studies.recipes import catalog, configuration
-from leapformer_fairseq.studies.recipes.shell import Shell
+from leapformer_fairseq.studies.recipes.recipe import logged, ours, training
+from leapformer_fairseq.support import files
 from leapformer_fairseq.support.errors import LeapformerError
+from tests.studies.recipes.running import Cells
 from tests.support.test_files import another_in
 
 SCRIPTS = PLUGIN_DIR.parent / "scripts"
 
 
-@pytest.fixture
-def called() -> list[list[str]]:
-    return []
-
-
-@pytest.fixture
-def host(tmp_path, called) -> Shell:
+def run(out: Path, *cells: Cell, **options: Any) -> tuple[State, list[str], list[list[str]]]:
+    """What is known at the end, what was said, and which commands were called."""
     said: list[str] = []
-    found = Shell(tmp_path, said.append, lambda words: called.append(list(words)))
-    found.said = said
-    return found
+    called: list[list[str]] = []
+    engine = Engine(Cells(out, *cells), say=said.append, call=lambda words: called.append(list(words)), **options)
+    return engine.run(), said, called
 
 
-def test_what_is_finished_is_not_run_again(host, called, tmp_path):
-    for _ in range(2):
-        host.run(host.once(tmp_path / "data", host.leapformer("score", 1), host.leapformer("table", tmp_path)))
-    assert called == [["score", "1"], ["table", str(tmp_path)]]
-    assert f"{tmp_path}/data is finished, skipped" in host.said[-1]
+def test_what_is_finished_is_not_run_again(tmp_path):
+    data = Cell("data", (ours("score", 1), ours("table", tmp_path)))
+    assert run(tmp_path, data)[2] == [["score", "1"], ["table", str(tmp_path)]]
+    _, said, called = run(tmp_path, data)
+    assert not called and f"{tmp_path}/data is finished, skipped" in said[-1]
     commands = (tmp_path / COMMANDS).read_text().splitlines()
     assert commands[-2:] == ["leapformer score 1", f"leapformer table {tmp_path}"]
 
 
-def test_what_fails_is_not_finished(host, tmp_path):
+def test_what_fails_is_not_finished(tmp_path):
     log = tmp_path / "data/log"
     for _ in range(2):
-        with pytest.raises(LeapformerError, match=r"unrecognized arguments: --nonsense; .*; see .*/data/log"):
-            host.run(host.once(tmp_path / "data", host.logged(log, "doctor", "--nonsense")))
+        state, *_ = run(tmp_path, Cell("data", (logged("doctor", "--nonsense"),)))
+        assert re.search(r"unrecognized arguments: --nonsense; .*; see .*/data/log", state.failed["data"])
     assert (
         not (tmp_path / "data/done").exists()
         and log.read_text().count("leapformer: error: unrecognized arguments") == 2
     )
 
 
-def test_nothing_is_done_dry(tmp_path, called):
-    said: list[str] = []
-    host = Shell(tmp_path / "out", said.append, lambda words: called.append(list(words)), dry=True)
-    works = [
-        host.leapformer("score", "a b"),
-        host.logged(tmp_path / "log", "generate"),
-        host.train("x", tmp_path, tmp_path),
-    ]
-    with host.folder(tmp_path / "out/run", ["--seed 1"]):
-        host.run(host.once(tmp_path / "out/run", *works))
-    assert said[:2] == ["leapformer score 'a b'", "leapformer generate"] and said[2].startswith("leapformer train ")
+def test_nothing_is_done_dry(tmp_path):
+    steps = (ours("score", "a b"), logged("generate"), training(tmp_path, tmp_path))
+    cell = Cell("run", steps, records={"run": "--seed 1"})
+    _, (said,), called = run(tmp_path / "out", cell, dry=True)
+    lines = said.splitlines()
+    assert lines[:3] == ["# run", "leapformer score 'a b'", "leapformer generate"]
+    assert lines[3].startswith("leapformer train ")
     assert not called and not any(tmp_path.iterdir())
 
 
-def test_a_run_of_other_options_and_one_that_is_running_are_refused(host, tmp_path):
-    def enter(*options: str) -> None:
-        with host.folder(tmp_path / "run", options):
-            pass
+def test_a_run_of_other_options_and_one_that_is_running_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "GRACE_S", 0.05)
 
-    enter("--lr", "1")
-    with pytest.raises(LeapformerError, match="holds the run of another command .--lr 1.; choose another"):
-        enter("--lr", "2")
-    with another_in(tmp_path / "run"), pytest.raises(LeapformerError, match="is running here"):
-        enter("--lr", "1")
+    def reason(name: str, *options: str) -> str:
+        return run(tmp_path, Cell(name, (), records={"run": " ".join(options)}))[0].failed.get(name, "")
+
+    assert not reason("a", "--lr", "1")
+    assert "holds the run of another command (--lr 1); choose another" in reason("b", "--lr", "2")
+    with another_in(tmp_path / "run"):
+        assert "is running here" in reason("c", "--lr", "1")
 
 
 def test_losses_come_with_the_time_that_is_left(monkeypatch):
@@ -152,14 +148,10 @@ def test_a_training_that_dies_goes_on_if_it_came_further(tmp_path, monkeypatch, 
     )
     script.chmod(0o755)
     monkeypatch.setattr(Launcher, "prefix", lambda self: [str(script)])
-    said: list[str] = []
-    host = Shell(tmp_path, said.append, lambda words: None, launcher=Launcher(restarts=restarts))
-    work = host.train("run", tmp_path, save)
+    state, said, _ = run(tmp_path, Cell("run", (training(tmp_path, save),)), launcher=Launcher(restarts=restarts))
     if attempts == 1:
-        with pytest.raises(LeapformerError, match="attempt .killed by SIGKILL; see "):
-            host.run(work)
+        assert state.failed["run"].startswith("attempt (killed by SIGKILL; see ")
     else:
-        host.run(work)
         assert "run goes on from its last checkpoint, it died: attempt (killed by SIGKILL" in said[-1]
     assert (save / "train.log").read_text().count("attempt") == attempts
 

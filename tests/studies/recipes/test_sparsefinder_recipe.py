@@ -17,7 +17,7 @@ BATCHES = "--max-tokens 600 --update-freq 1 --warmup-updates 2"
 def curves(out, name):
     found = json.loads((out / "curves/curves.json").read_text(encoding="utf-8"))
     assert found["gold"]["name"] == name and found["quality"] and found["recall_at_sparsity"]
-    for file in ("curves.md", "curves.csv", "recall.png", "quality.png"):
+    for file in ("curves.md", "curves.csv", "recall.svg", "quality.svg"):
         assert (out / "curves" / file).stat().st_size > 0
     return found
 

@@ -46,8 +46,10 @@ def test_from_sentences_to_a_report(corpus, checkpoints, data_root, tmp_path, ca
         "## snr10: simultaneous translation of talks: quality against latency",
     ]
     for name, n_rows in (("utterances", 1), ("snr10", 2)):
-        assert f"]({name}/curve.png)" in report and (out / name / "curve.png").is_file()
+        # Fewer than three points are not drawn.
+        assert (f"]({name}/curve.svg)" in report) == (out / name / "curve.svg").is_file()
         assert len(json.loads((out / name / "curve.json").read_text())["rows"]) == n_rows
+    assert "](curve" not in report
     about = json.loads((out / "data/snr10/talks.json").read_text())
     assert (about["gap_s"], about["snr_db"], about["minutes"]) == ([0.3, 1.5], 10.0, 0.1)
     assert len((out / "commands.sh").read_text().split("leapformer curve")) == 3

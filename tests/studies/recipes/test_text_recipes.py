@@ -28,7 +28,7 @@ from tests.data.text_trees import (
     wikitext_tree,
     wmt14_archives,
 )
-from tests.studies.recipes.running import finished, leapformer, ran, recipe, refused, table
+from tests.studies.recipes.running import dry_run, finished, leapformer, ran, recipe, refused, table
 
 register()  # the architectures that configurations name
 DOCUMENTS = "iwslt14_esen_doc"
@@ -62,14 +62,18 @@ def test_a_table_of_multi30k_that_was_interrupted(tmp_path):
     kept = {path.name for path in (out / "softmax-seed1/model").glob("*.pt")}
     assert kept == {"checkpoint_best.pt", "checkpoint_last.pt"}
 
+    assert "== done: " not in finished("multi30k", "prepare", *options), "there may be no table"
     shown = finished("multi30k-blocks", *options, "--rows", "softmax/relu/softmax softmax")
-    assert shown.count("is finished, skipped") == 4, "the data twice, the training and the translations of one run"
+    assert shown.count("is finished, skipped") == 3, "the data, the training and the translations of one run"
     rows = table(out)["rows"]
     assert [row["attention"] for row in rows] == ["softmax/relu/softmax", "softmax"], "in the order that was given"
     assert rows[1]["difference"] is None and rows[0]["difference"] is not None
     assert "  softmax+relu+softmax-seed1: update " in shown and ": valid loss " in shown
     commands = (out / "commands.sh").read_text(encoding="utf-8")
     assert commands.count("leapformer train ") == 2 and commands.count("leapformer prepare ") == 1
+
+    told = refused("multi30k", *options, "--attention", "relu", "--vocab-size", 99)
+    assert "vocab" in told and not (out / "relu-seed1").exists(), "data of other options is refused before all else"
 
     teacher = out / "softmax-seed1/model/checkpoint_best.pt"
     few = ("--linearize", teacher, "--linearize-options", "--align-updates 2 --distill-updates 2")
@@ -245,6 +249,19 @@ def test_the_commands_of_a_recipe(words, expected, run):
     assert status == 0 and not Path("/o").exists()
 
 
+def test_only_some_of_the_runs():
+    """And what they need."""
+    words = ("wikitext2", "--root", "/d", "--out", "/o", "--attention", "relu leap", "--seeds", "1 2")
+    lines = dry_run(*words, "--only", "relu-seed2/test leap-seed1")
+    saved = [line.split("--save-dir ")[1].split()[0] for line in lines if line.startswith("leapformer train ")]
+    assert saved == ["/o/relu-seed2/model", "/o/leap-seed1/model"]
+    assert sum(line.startswith("leapformer eval-lm ") for line in lines) == 1
+    assert sum(line.startswith("leapformer prepare ") for line in lines) == 1
+    assert "--only sofa: no cell has this in its name" in refused(
+        *words, "--train-on-valid", "--only", "sofa", "--dry-run"
+    )
+
+
 def test_of_a_window_only_the_last_sentence_counts():
     written = {0: "One. <sep> Two, two.", 10: "Alone.", 2: "", 3: "A <sep> b <sep> ", 4: "A<sep><sep>b"}
     lines = [f"{kind}-{n}\t-0.5\t{line}" for n, line in written.items() for kind in "HD"]
@@ -280,6 +297,10 @@ def test_wikitext2_trained_on_its_validation_text(tmp_path):
     assert "trained on the validation text" in (out / "table.md").read_text(encoding="utf-8")
     sizes = {run["size"] for run in content["runs"]}
     assert sizes == {count_tokens(tmp_path / "data/test.txt")}
+    (out / "table.json").unlink()
+    told = refused("wikitext2", *options, "--attention", "leap:leap-factor=64 relu")
+    assert told.startswith("leapformer: error: leap_leap-factor_64-seed3: ") and "see --help" not in told
+    assert [row["attention"] for row in table(out)["rows"]] == ["relu", "leap"], "the others go on, to their table"
     other = refused("wikitext2", "train", *(word for word in options if word != "--train-on-valid"))
     assert "holds the run of another command" in other
 
@@ -384,7 +405,7 @@ class TestErrors:
         proxies = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), nobody)
         options = ("--root", tmp_path / "data", "--out", tmp_path / "out", "--download")
         done = recipe("wikitext103", "prepare", *options, **proxies, no_proxy="", NO_PROXY="")
-        assert done.returncode == 2
+        assert done.returncode == 1
         assert "wikitext-103-v1.zip cannot be downloaded" in done.stderr
         assert done.stderr.count("\n") == 1
 

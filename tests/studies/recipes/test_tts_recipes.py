@@ -39,7 +39,7 @@ def test_espeak_with_every_predictor_and_then_another_plan(tmp_path):
     assert all(found[name]["model"]["options"]["path"].endswith("checkpoint_best.pt") for name in systems)
     predicted = {name: (out / "speech" / name / "manifest.tsv").read_text(encoding="utf-8") for name in systems}
     assert len(set(predicted.values())) == len(names), "each predictor says something else"
-    assert (out / "speech/spectrogram_1.png").is_file()
+    assert (out / "speech/spectrogram_1.svg").is_file()
     losses = json.loads((out / "table.json").read_text(encoding="utf-8"))["rows"]
     assert [row["attention"] for row in losses] == ["cosformer/relu/cosformer", "softmax"]
     for row in losses:

@@ -165,7 +165,7 @@ def test_what_really_cannot_be_written_is_one_line(graphs, fitted, tmp_path, cap
     command = ["sparsefinder", "draw", str(graphs), "--fitted", fitted[0], "--out", str(tmp_path / "drawn"), *pattern]
     assert limited(command) == 2
     errors = capsys.readouterr().err
-    assert "head0.png cannot be written: File too large" in errors and "Traceback" not in errors
+    assert "head0.svg cannot be written: File too large" in errors and "Traceback" not in errors
     assert not (tmp_path / "drawn").exists()
 
 
@@ -212,7 +212,7 @@ def test_curves_tables_and_quality(root, graphs, fitted):
     assert scored["sparsefinder-distance"]["incremental"] and not scored["entmax-routing"]["incremental"]
     text = (out / "curves.md").read_text()
     assert "entmax-routing (non-causal)" in text and "full entmax: BLEU" in text
-    for picture in ("recall.png", "quality.png", "heads.png"):
+    for picture in ("recall.svg", "quality.svg", "heads.svg"):
         assert (out / picture).stat().st_size > 5000
 
 
@@ -285,10 +285,10 @@ def test_the_teachers_alpha_is_drawn_and_compared(root, graphs, fitted, tmp_path
 
 
 def test_an_interrupted_sweep_goes_on_to_identical_files(root, graphs, fitted, monkeypatch):
-    from leapformer_fairseq.studies.sparsefinder import sweep
+    from leapformer_fairseq.studies.sparsefinder import study
 
     assert main(pareto(root, graphs, fitted, "whole")) == 0
-    real, calls = sweep.measure_point, []
+    real, calls = study.measure_point, []
 
     def interrupted(*args):
         calls.append(1)
@@ -296,13 +296,28 @@ def test_an_interrupted_sweep_goes_on_to_identical_files(root, graphs, fitted, m
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(sweep, "measure_point", interrupted)
+    monkeypatch.setattr(study, "measure_point", interrupted)
     assert main(pareto(root, graphs, fitted, "parts")) == 130
     assert main(pareto(root, graphs, fitted, "parts")) == 0
     names = ["curves.csv", "curves.md", *(f"points/{path.name}" for path in (root / "whole" / "points").iterdir())]
     assert len(calls) == len(names) - 2 + 1
     for name in names:
         assert (root / "whole" / name).read_bytes() == (root / "parts" / name).read_bytes()
+
+
+@pytest.mark.full
+def test_points_in_parallel_are_the_same(root, graphs, fitted):
+    for out, more in (("alone", []), ("beside", ["--jobs", "2"]), ("some", ["--only", "kmeans"])):
+        assert (
+            main([*pareto(root, graphs, fitted, out), "--mechanisms", "entmax-window", "sparsefinder-kmeans", *more])
+            == 0
+        )
+    alone, beside, some = (
+        {path.name: path.read_text() for path in (root / out / "points").iterdir()}
+        for out in ("alone", "beside", "some")
+    )
+    assert alone == beside and some == {name: text for name, text in alone.items() if "kmeans" in name} != alone
+    assert not (root / "some" / "curves.md").exists(), "some points are no curve"
 
 
 def test_one_pattern(root, graphs, fitted, capsys):
@@ -329,7 +344,7 @@ def test_pictures_of_heads_have_stars_at_gold_edges(root, graphs, fitted, monkey
     command = [*command.split(), "--set", "sparsefinder_centroids=4", "--window", "3", "--layer", "2"]
     assert main(command) == 0
     assert "2 pictures in" in capsys.readouterr().out
-    assert sorted(path.name for path in (root / "heads").glob("*.png")) == ["layer2-head0.png", "layer2-head1.png"]
+    assert sorted(path.name for path in (root / "heads").glob("*.svg")) == ["layer2-head0.svg", "layer2-head1.svg"]
     sentence = list(Graphs(graphs).sentences())[36]
     for head, (predicted, weights, gold, axes, *_) in enumerate(drawn):
         assert torch.equal(gold, sentence.graph[1, head]) and list(axes[0].tokens) == sentence.words
@@ -375,7 +390,7 @@ def test_tags_of_buckets(root, graphs, fitted, monkeypatch, capsys):
         shares = drawn[2 * (layer - 1) + head][side]
         assert shares[:, 0].tolist() == pytest.approx([count / sum(own) for count in own])
         torch.testing.assert_close(shares.sum(0), torch.ones(3))
-    assert len(drawn) == 4 and (root / "tags" / "tags-layer2-head0.png").stat().st_size > 5000
+    assert len(drawn) == 4 and (root / "tags" / "tags-layer2-head0.svg").stat().st_size > 5000
     assert "buckets in use of keys" in capsys.readouterr().out
 
 
@@ -453,8 +468,8 @@ def test_the_experiment_with_blocks(root, capsys):
     command = [*command.split(), "--fitted", f"{root}/block_fitted/seed1.pt", "--grid", "small"]
     assert main(command) == 0
     found = json.loads((root / "blocks" / "blocks.json").read_text())
-    assert len(found["rows"]) == 3 * 2 * 2 and (root / "blocks" / "blocks.png").stat().st_size > 5000
-    assert (root / "blocks" / "blocks-sizes.png").stat().st_size > (root / "blocks" / "blocks.png").stat().st_size
+    assert len(found["rows"]) == 3 * 2 * 2 and (root / "blocks" / "blocks.svg").stat().st_size > 5000
+    assert (root / "blocks" / "blocks-sizes.svg").stat().st_size > (root / "blocks" / "blocks.svg").stat().st_size
     for row in found["rows"]:
         if row["options"]["sparsefinder_block_size"] == 16:  # a sample has two blocks
             assert row["quality"] == pytest.approx(found["full"]["quality"], rel=1e-5)

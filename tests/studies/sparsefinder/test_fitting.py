@@ -161,7 +161,7 @@ def test_a_graph_of_few_dimensions_is_found(tmp_path, loss, projections):
         path = tmp_path / f"epochs{epochs}.pt"
         steps = {"epochs": epochs, "lr": 0.03, "batch": 8}
         settings = Settings(2, loss=loss, projections=projections, margin=2.0, points=100, **steps)
-        fit(graphs, settings, 1, path, lambda *done: None)
+        fit(graphs, settings, 1, path)
         held_out = evaluated(graphs, [str(path)], None)
         assert [sentence.index for sentence in held_out] == list(range(58, 64))
         sweep = Sweep([], [0], "none", [str(path)])
@@ -173,7 +173,7 @@ def test_a_graph_of_few_dimensions_is_found(tmp_path, loss, projections):
 
 def test_centroids_of_blocks_are_fitted(tmp_path):
     graphs = known_graphs(tmp_path, sentences=40)
-    fit(graphs, Settings(blocks=(4,), part=0.5), 1, tmp_path / "seed1.pt", lambda *done: None)
+    fit(graphs, Settings(blocks=(4,), part=0.5), 1, tmp_path / "seed1.pt")
     sweep = Sweep([], [0], "none", [str(tmp_path / "seed1.pt")])
     held_out = evaluated(graphs, sweep.files, 3)
     assert len(held_out) == 3

@@ -1,0 +1,60 @@
+"""A benchmark as a study for the engine: every case is measured each time, and the results are written after each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+from ...support.files import write_json, write_text
+from ...support.signature import environment, signature
+from ..engine import Call, Cell, State, Study
+from . import tables
+from .measure import Case, measured
+from .tables import Results
+
+
+@dataclass
+class Benchmark(Study):
+    """The cases of a benchmark, in NAME.json and NAME.md; `options` are those of the command that change results."""
+
+    commands: ClassVar[str] = ""
+
+    name: str
+    module: ModuleType
+    cases: Sequence[Case]
+    options: dict[str, Any]
+    out: Path
+
+    def cells(self, state: State) -> list[Cell]:
+        """A call for each case, in this process, alone."""
+        seed = self.options["seed"]
+        calls = [Call(measured, (case, seed), inline=True) for case in self.cases]
+        return [
+            Cell(f"{number} {case.about}", (call,), None, alone=True, vital=True, title=case.about)
+            for number, (case, call) in enumerate(zip(self.cases, calls, strict=True), 1)
+        ]
+
+    def results(self, state: State) -> Results:
+        """The rows so far, by section."""
+        results: Results = {}
+        for cell in self.cells(state):
+            for section, rows in (state.results.get(cell.name) or {}).items():
+                results.setdefault(section, []).extend(rows)
+        return results
+
+    def report(self, state: State) -> None:
+        """Write NAME.json and NAME.md, and how many cases are left."""
+        if not state.results:
+            return
+        method, left = self.module.__doc__ or "", len(self.cases) - len(state.results)
+        signed = signature(threads=1, **self.options)  # `measured` sees to that
+        about = {"benchmark": self.name, "signature": signed, "environment": {**environment(), "threads": 1}}
+        if left:
+            method += f"\nNot finished: {left} cases are left.\n"
+        content = {**about, "options": self.options, "cases_left": left, "method": method, **self.results(state)}
+        write_json(self.out / f"{self.name}.json", content, "--out")
+        text = tables.markdown(self.results(state), self.module.TABLES, self.module.TITLE, method, signed)
+        write_text(self.out / f"{self.name}.md", text, "--out")
