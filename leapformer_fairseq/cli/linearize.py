@@ -66,6 +66,6 @@ def _linearize(args: Namespace) -> int:
     state, status = calls.run_study(study, args, launcher=launcher)
     folder = study.folder(state)
     if not args.dry_run and folder in state.results:
-        tables = f"; {args.out}/table.md, table.json, linearize.svg" if study.lines else ""
-        calls.say("\n".join([f"done: {args.out}/{folder}/{CHECKPOINT}{tables}", *study.lines]))
+        tables = f"; {args.out}/table.md, table.json, linearize.svg" if study.table else ""
+        calls.say(f"done: {args.out}/{folder}/{CHECKPOINT}{tables}\n{study.table}".rstrip())
     return status

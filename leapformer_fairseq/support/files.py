@@ -427,7 +427,7 @@ def _difference(name: str, theirs: Any, ours: Any) -> str:
                 return _difference(f"{key} in {name}", their_value, our_value)
     if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
         place = next(i for i, value in enumerate(theirs) if value != ours[i])
-        return _difference(f"{place + 1} in {name}", theirs[place], ours[place])
+        return _difference(name, theirs[place], ours[place])
     texts = ["nothing" if value is _MISSING else json.dumps(value, ensure_ascii=False) for value in (theirs, ours)]
     begin = max(0, len(os.path.commonprefix(texts)) - _SHOWN // 2) if max(map(len, texts)) >= _SHOWN else 0
     return f"{name} ({_short(texts[0], begin)}, not {_short(texts[1], begin)})"

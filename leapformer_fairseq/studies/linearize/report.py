@@ -15,14 +15,14 @@ UNIT_OF_SPEECH = "difference of log-mel frames, per decoder step"
 NEEDED = ("attention", "plan", "kept", "replaced", "distance", "loss", "updates", "seconds", "task")
 
 
-def write_report(out: Path) -> list[str]:
-    """Write table.md, table.json and linearize.svg for all students in `out`; return the table's lines.
+def write_report(out: Path) -> str:
+    """Write table.md, table.json and linearize.svg for all students in `out`; return the table with its notes.
 
-    Without students it writes nothing and returns no lines.
+    Without students it writes nothing and returns "".
     """
     students = [read_json(path, NEEDED) for path in sorted(out.glob(f"keep*/{RESULT}"))]
     if not students:
-        return []
+        return ""
     students.sort(key=lambda student: len(student["kept"]))
     order = read_json(out / ORDER, KNOWN) if (out / ORDER).is_file() else None
     unit = UNIT_OF_SPEECH if students[0]["task"] == "text_to_speech" else UNIT
@@ -37,7 +37,7 @@ def write_report(out: Path) -> list[str]:
     ]
     write_text(out / "table.md", page("# Linearized: " + students[0]["attention"], *parts, picture))
     write_json(out / "table.json", content)
-    return page(*parts).splitlines()
+    return page(*parts)
 
 
 def _updates(student: Record) -> str:

@@ -79,12 +79,12 @@ class Linearize(Study):
     """Trains a student of a teacher, which is the teacher itself if the plan is the teacher's.
 
     say:   prints a line for each block that was chosen.
-    lines: the table of all students in the folder, once this one is finished.
+    table: the page with the table of all students in the folder, once this one is finished.
     """
 
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         """Raises LeapformerError for an unsuitable teacher, plan or number."""
-        self.settings, self.out, self._say, self.lines = settings, settings.out, say, list[str]()
+        self.settings, self.out, self._say, self.table = settings, settings.out, say, ""
         checked("--align-weights", settings.align_weights)
         checked("--distillation-weight", settings.distillation_weight, 1)
         _check_numbers(settings)
@@ -173,7 +173,7 @@ class Linearize(Study):
         record = [*self._numbers(DISTILL, self.settings.distillation_weight), *self._numbers(TASK)]
         trainings.reserve(make_folder(self.out / folder), " ".join(record), "run")
         if folder in state.results:
-            self.lines = write_report(self.out)
+            self.table = write_report(self.out)
 
     # --------------------------------------------------------------------------------------------------------- stages
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from ...scoring.figure import Figure, Panel, grid
 from ...scoring.names import plan_title
 from ...scoring.pictures.heatmaps import Axis, label
 from ...support.files import read_json
+from ...support.lines import read_table
 from .report import by_seed, front
 
 Row = dict[str, Any]
@@ -31,8 +31,7 @@ def figure_of(path: Path) -> Figure | None:
     """
     if path.suffix == ".csv":
         gold = read_json(path.with_name("curves.json"), ("gold",))["gold"]
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = [dict(row) for row in csv.DictReader(file)]
+        rows: list[Row] = [dict(row) for _, row in read_table(path)]
         name = gold["name"] if "quality" in rows[0] else "recall"
         numbers = {"sparsity": "sparsity", name: "quality" if "quality" in rows[0] else "recall"}
         rows = [{**row, **{to: float(row[key]) for to, key in numbers.items()}} for row in rows]
