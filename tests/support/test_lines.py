@@ -184,6 +184,7 @@ MACHINE = {
     "support/signature.py", "support/memory.py", "support/errors.py", "compat/errors_explained.py",
     "attention/decoding/cpu/__init__.py", "studies/benchmarks/gpu.py", "studies/benchmarks/gpu_cases.py",
     "scoring/quality.py", "scoring/alignment.py", "support/options.py", "scoring/figure.py", "studies/trainings.py",
+    "cli/score_talks.py",
     "compat/data.py",
 }  # fmt: skip
 
