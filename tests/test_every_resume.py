@@ -37,9 +37,8 @@ from leapformer_fairseq.runtime.simul.times import ComputeTimes
 from leapformer_fairseq.scoring.figure import Figure
 from leapformer_fairseq.simul.engine import EncodedEngine, IncrementalEngine, RecomputeEngine
 from leapformer_fairseq.simul.simulate import Outcome, Utterance, logged
+from leapformer_fairseq.studies import curve as curves
 from leapformer_fairseq.studies import launching
-from leapformer_fairseq.studies.curve import curve as curves
-from leapformer_fairseq.studies.curve import curve_report
 from leapformer_fairseq.studies.engine import Cell, Command, Engine, State, planned
 from leapformer_fairseq.studies.launching import Losses
 from leapformer_fairseq.studies.linearize import selection
@@ -468,7 +467,7 @@ def test_repeats_of_a_curve_go_on_after_the_last_utterance(monkeypatch: pytest.M
     words: Any = SimpleNamespace(out=tmp_path / "runs/a", tokenize="13a", num_threads=1)
     (tmp_path / "runs/a").mkdir(parents=True)
     (tmp_path / "runs/a/scores.json").write_text("{}")
-    monkeypatch.setattr(curve_report, "write_reports", lambda curve: None)
+    monkeypatch.setattr(curves, "write_reports", lambda curve: None)
     study = curves.Curve(tmp_path, [curves.Run(setting, [], words)], 2, utterances, {}, {}, {})
     monkeypatch.setattr(curves.Curve, "reserve", lambda self: None)
     written = curves.log_outcome

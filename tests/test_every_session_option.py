@@ -19,7 +19,7 @@ from leapformer_fairseq.runtime.simul.session import Session
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
 from leapformer_fairseq.simul import live, loading
 from leapformer_fairseq.simul.states import States
-from leapformer_fairseq.studies.curve.curve import VARIED, Grid
+from leapformer_fairseq.studies.curve import VARIED, Grid
 
 from .scripted import ScriptedSystem, sound, talk
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from argparse import Namespace
 from dataclasses import asdict, fields
@@ -31,11 +30,12 @@ from leapformer_fairseq.studies.ablation import running
 from leapformer_fairseq.studies.ablation.search import Candidate, Result, Slot
 from leapformer_fairseq.studies.ablation.study import REPLACEMENT, Run, Settings, Study
 from leapformer_fairseq.studies.engine import Engine, State
+from leapformer_fairseq.studies.launching import Launcher
 from leapformer_fairseq.studies.linearize import selection, stages
 from leapformer_fairseq.studies.probes import study as probes
 from leapformer_fairseq.studies.probes.model import ProbeModel
 from leapformer_fairseq.studies.probes.tasks import NOTHING, Batch
-from leapformer_fairseq.support.options import add_command
+from leapformer_fairseq.support import options
 
 from .models.tiny import dictionary, make_model, speech_batch, target_prefix
 
@@ -314,12 +314,12 @@ def test_every_option_of_the_command_is_a_setting(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(stages, "Linearize", lambda settings, say: got.append(settings) or SimpleNamespace(folder=str))
     given: list[Any] = []
     monkeypatch.setattr(calls, "run_study", lambda study, args, launcher: given.append(launcher) or (State(), 0))
-    parser = argparse.ArgumentParser()
-    add_command(parser, linearize_command)
     words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
-    linearize_command._linearize(parser.parse_args([*words, "--restarts", "7", "--", "--patience", "37"]))
+    launched = ["--launcher", "slurm", "--processes", "2", "--machines", "3", "--slurm-options=-p gpu"]
+    words += [*launched, "--restarts", "7", "--", "--patience", "37"]
+    linearize_command._linearize(options.parse(linearize_command, words))
     (settings,) = got
-    assert given[0].restarts == 7
+    assert given == [Launcher("slurm", 2, 3, ["-p", "gpu"], 7)]
     found = {field.name: getattr(settings, field.name) for field in fields(settings)}
     assert found.pop("attention").text == "relu" and found.pop("train_options") == ["--patience", "37"]
     assert found.pop("max_distance") is None

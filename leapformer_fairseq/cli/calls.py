@@ -69,7 +69,7 @@ def run_study(
     Returns what is known at the end, and the exit status: 1 if a cell failed, INTERRUPTED after an interrupt. Raises
     LeapformerError like `engine.Engine.run`.
     """
-    from ..studies.engine import Engine, State
+    from ..studies.engine import NOT_STARTED, Engine, State
 
     say_lines = say if args.dry_run or not title else ignore
     try:
@@ -83,7 +83,10 @@ def run_study(
         print(f"leapformer: interrupted; {kept}", file=sys.stderr)
         return State(), INTERRUPTED
     for name, reason in state.failed.items():
-        print(f"leapformer: error: {name}: {reason}", file=sys.stderr)
+        if not reason.startswith(NOT_STARTED):
+            print(f"leapformer: error: {name}: {reason}", file=sys.stderr)
+    if lost := [name for name, reason in state.failed.items() if reason.startswith(NOT_STARTED)]:
+        print(f"leapformer: error: {NOT_STARTED}, since they need what failed: {', '.join(lost)}", file=sys.stderr)
     return state, int(bool(state.failed))
 
 

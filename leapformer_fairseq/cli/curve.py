@@ -19,7 +19,7 @@ from . import calls, simulate
 
 if TYPE_CHECKING:
     from ..simul.simulate import Utterance
-    from ..studies.curve.curve import Curve, Run, Setting
+    from ..studies.curve import Curve, Run, Setting
 
 # Options of `leapformer simulate` that the grid sets for each run, so that the command takes lists of them instead.
 _OF_RUNS = (
@@ -56,8 +56,7 @@ def run(args: Namespace) -> int:
 
     Raises LeapformerError for unsuitable options, and if a run fails.
     """
-    from ..studies.curve.curve import refuse
-    from ..studies.curve.curve_report import refusals, rows, table
+    from ..studies.curve import refusals, refuse, rows, table
 
     curve = _plan(args)
     refuse(curve.runs)
@@ -98,7 +97,7 @@ def _utterances(args: Namespace, of_talks: bool) -> list[Utterance]:
 
 def _runs(args: Namespace) -> list[Run]:
     """All runs of the grid. Raises LeapformerError for unsuitable names and numbers, and for an empty grid."""
-    from ..studies.curve.curve import Grid, name_checkpoints
+    from ..studies.curve import Grid, name_checkpoints
 
     numbers = {name: _numbers(flag(name), getattr(args, name)) for name in defaults(_NUMBERS)}
     ratios: Sequence[int | None] = numbers.pop("pre_decision_ratios") or [None]
@@ -112,7 +111,7 @@ def _runs(args: Namespace) -> list[Run]:
 
 def _plan(args: Namespace) -> Curve:
     """The study. Raises LeapformerError for options that would make every run fail."""
-    from ..studies.curve.curve import Curve
+    from ..studies.curve import Curve
 
     runs = _runs(args)
     utterances = _utterances(args, simulate.is_for_talks(runs[0].args))
@@ -146,7 +145,7 @@ def _segments(args: Namespace) -> list[tuple[str, ...]]:
 
 
 def _run(args: Namespace, checkpoint: str, setting: Setting, shared: list[str]) -> Run:
-    from ..studies.curve.curve import Run
+    from ..studies.curve import Run
 
     paths = ["--checkpoint", checkpoint, "--out", str(Path(args.out, "runs", setting.name))]
     flags = [*paths, *setting.flags, *shared]

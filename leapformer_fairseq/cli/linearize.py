@@ -5,6 +5,7 @@ distilled.
 from __future__ import annotations
 
 import logging
+import shlex
 from argparse import Namespace
 from typing import Any
 
@@ -30,6 +31,10 @@ OPTIONS = f"""
 --distillation-weight A:float = 0.7  weight of the teacher's predictions; that of the data is 1 - A
 --align-weights X:float = 0.1  weight of the error of attention weights; needs quadratic memory unless 0
 --sentences N:int = 1000  validation sentences for the choice
+--launcher (local|torchrun|slurm) = local  of trainings; each process takes a batch of the teacher's size
+--processes N:int = 1   with torchrun or slurm: processes on each machine
+--machines N:int = 1    with slurm: machines
+--slurm-options TEXT =  more options for srun, e.g. "--gpus-per-node 8"
 --restarts N:int = 0    how often a training that dies goes on by itself from its last checkpoint
 {calls.study_options("stages")}
 train_options [OPTION...]  after --: more options for fairseq-train, for all stages
@@ -52,10 +57,13 @@ def _linearize(args: Namespace) -> int:
     from ..studies.recipes.plans import Attention
 
     at_least(0, restarts=args.restarts)
+    at_least(1, processes=args.processes, machines=args.machines)
+    slurm = shlex.split(args.slurm_options)
+    launcher = Launcher(args.launcher, args.processes, args.machines, slurm, args.restarts).checked()
     options: dict[str, Any] = {name: value for name, value in vars(args).items() if name in Settings.__annotations__}
     options["attention"] = Attention(args.attention)
     study = Linearize(Settings(**options), calls.say)
-    state, status = calls.run_study(study, args, launcher=Launcher(restarts=args.restarts))
+    state, status = calls.run_study(study, args, launcher=launcher)
     folder = study.folder(state)
     if not args.dry_run and folder in state.results:
         tables = f"; {args.out}/table.md, table.json, linearize.svg" if study.lines else ""

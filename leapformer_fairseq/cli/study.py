@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import runpy
+import importlib
+import sys
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 from ..studies.engine import Study
-from ..support.errors import LeapformerError
+from ..support.errors import LeapformerError, first_line, frames, suggestion
 from . import calls
 
 OPTIONS = f"""
@@ -58,16 +61,40 @@ def run(args: Namespace) -> int:
 def _read(path: Path, out: Path) -> Study:
     if path.suffix != ".py":
         from ..studies.sweep import read_study
-        from .fairseq_commands import COMMANDS as FAIRSEQ
-        from .main import COMMANDS
 
-        return read_study(path, out, {*COMMANDS, *FAIRSEQ})
+        return read_study(path, out, _check_command)
     if not path.is_file():
         raise LeapformerError(f"no {path}; check the path")
-    make = runpy.run_path(str(path)).get("study")
-    if not callable(make):
-        raise LeapformerError(f"{path} defines no function study(out: Path); see docs/recipes.md")
-    study = make(out)
+    try:
+        make = getattr(_imported(path), "study", None)
+        study = make(out) if callable(make) else None
+    except LeapformerError:
+        raise
+    except Exception as error:
+        lines = [f.f_lineno for f in frames(error) if f.f_code.co_filename == str(path.absolute())]
+        place = f", line {lines[0]}" if lines else ""
+        raise LeapformerError(f"{path}{place}: {first_line(error)}") from error
     if not isinstance(study, Study):
-        raise LeapformerError(f"study() of {path} returned {study!r}, not a Study of leapformer_fairseq.studies.engine")
+        raise LeapformerError(f"{path} has no function study(out) that returns a Study; see docs/recipes.md")
     return study
+
+
+def _imported(path: Path) -> ModuleType:
+    """The module of a file, under its own name, by which processes of --jobs find its functions, too."""
+    sys.path.insert(0, str(path.absolute().parent))
+    module = importlib.import_module(path.stem)
+    if Path(module.__file__ or "").resolve() != path.resolve():
+        raise LeapformerError(f"{path} has the name of another module, {module.__file__}; call it otherwise")
+    return module
+
+
+def _check_command(words: Sequence[str]) -> None:
+    """Raise LeapformerError for an unknown command, and for wrong options of one of ours."""
+    from . import fairseq_commands, main
+
+    if words[0] in fairseq_commands.COMMANDS:
+        return
+    if words[0] not in main.COMMANDS:
+        near = suggestion(words[0], [*main.COMMANDS, *fairseq_commands.COMMANDS])
+        raise LeapformerError(f"{words[0]!r} is no command of leapformer; {near}`leapformer --help` shows all")
+    main.build_parser(words[0]).parse_args(words)

@@ -10,16 +10,17 @@ from __future__ import annotations
 import math
 import shlex
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ..support import files
-from ..support.errors import LeapformerError
+from ..support.errors import LeapformerError, first_line
 from ..support.files import InUse, make_folder, owned, read_json, write_json, write_text
 from ..support.processes import pool_of
 from ..support.progress import Watch, unwatched
@@ -29,6 +30,7 @@ from .launching import COMMANDS, Launcher, Losses, age_of, record, started_by, t
 POLL_S = 0.1  # between two looks at processes, logs and calls
 DONE = "done"
 NOT_STARTED = "not started"
+ERRORS = "error.log"  # in a cell's folder: the traceback of a function that failed
 SHOWN = 20  # names in a message
 
 
@@ -146,6 +148,8 @@ class Cell:
         if self.result is None or self.is_done(out):
             return
         path = self.path(out)
+        if self.is_json and not isinstance(value, dict):
+            raise LeapformerError(f"{self.name}: {value!r} cannot be the content of {path}; return a dict")
         if self.is_json:
             write_json(path, value)
         else:
@@ -340,6 +344,8 @@ class Engine:
         if self.dry:
             for cell in cells:
                 self._say("\n".join([f"# {cell}", *map(str, cell.steps), ""]))
+            if not cells:
+                self._say("nothing is left to do")
             return state
         if cells:
             self.study.check_work()
@@ -439,14 +445,25 @@ class Engine:
         for step in cell.steps:
             if isinstance(step, Command):
                 yield from self._complete(step, cell, folder)
-            elif self.jobs == 1 or step.inline:
-                value = step.function(*step.arguments)
-            else:
-                future = self._workers().submit(step.function, *step.arguments)
-                while not future.done():
-                    yield
-                value = future.result()
+                continue
+            try:
+                value = yield from self._called(step)
+            except (LeapformerError, BrokenExecutor):
+                raise
+            except Exception as error:  # of a function that may be a user's: other cells go on
+                log = folder / ERRORS
+                write_text(log, "".join(traceback.format_exception(error)))
+                raise LeapformerError(f"{first_line(error)} (see {log})") from error
         return cell.collect(folder) if cell.collect else value
+
+    def _called(self, step: Call) -> Generator[None, None, Any]:
+        """The value of a function, in this process or another one."""
+        if self.jobs == 1 or step.inline:
+            return step.function(*step.arguments)
+        future = self._workers().submit(step.function, *step.arguments)
+        while not future.done():
+            yield
+        return future.result()
 
     def _lock(self, cell: Cell, shared: ExitStack) -> Generator[None, None, None]:
         """Lock the folders with records until this study ends, or a shared one as long as `shared`; yield meanwhile.

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from ..support.errors import LeapformerError
 from ..support.files import make_folder
 from ..support.lines import read_lines
 from . import trainings
@@ -44,6 +45,16 @@ class Launcher:
     machines: int = 1
     slurm_options: Sequence[str] = ()
     restarts: int = 0
+
+    def checked(self) -> Self:
+        """Itself. Raises LeapformerError for options of another launcher."""
+        if self.name == "local" and self.processes > 1:
+            raise LeapformerError(
+                f"--processes {self.processes} needs --launcher torchrun or slurm; fairseq alone takes all GPUs"
+            )
+        if self.name != "slurm" and (self.machines > 1 or self.slurm_options):
+            raise LeapformerError(f"--machines and --slurm-options need --launcher slurm, not {self.name}")
+        return self
 
     def prefix(self) -> list[str]:
         """The words before `leapformer train`."""

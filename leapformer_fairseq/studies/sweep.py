@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 import shlex
 from argparse import ArgumentTypeError
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import product
@@ -31,14 +31,15 @@ from typing import Any, NamedTuple
 from ..models.averaging import describe_checkpoint
 from ..modules.plan import names_in
 from ..support.errors import LeapformerError, suggestion
-from ..support.files import locked_folder, read_json, write_text
+from ..support.files import locked_folder, read_json, write_json, write_text
 from ..support.signature import signature
-from .engine import Cell, Command, State, Study
-from .recipes.configuration import read_yaml
+from .engine import DONE, Cell, Command, State, Study
+from .recipes import configuration
 from .recipes.facts import BLOCKS
 from .recipes.options import whole
+from .recipes.options import words as split
 from .recipes.plans import Attention
-from .training_command import PLAN_FLAGS, Training, read_training
+from .training_command import PLAN_FLAGS, SET_BY_RUNS, Training, read_training
 
 KEYS = ("train", "attention", "seeds", "options", "prepare", "scores", "title")
 FIELDS = ("scores", "signatures", "n_instances")
@@ -69,13 +70,13 @@ class Run(NamedTuple):
 class Sweep(Study):
     """All combinations of attentions, seeds and values of options, each trained and scored.
 
-    known: the names of the commands of `leapformer`, of which `prepare` and `scores` may use any.
+    checked: raises LeapformerError unless words are a command of `leapformer` with options that it has.
     """
 
     out: Path
     train: str
     attention: Sequence[Attention]
-    known: Collection[str]
+    checked: Callable[[Sequence[str]], None]
     seeds: Sequence[int] = (1,)
     options: Mapping[str, Sequence[str]] | None = None
     prepare: Commands = ()
@@ -92,13 +93,21 @@ class Sweep(Study):
                 raise LeapformerError(f"attention {attention.text}: the model has {blocks}; give a plan for each")
             for plan in set(attention.plan.split("/")):
                 names_in(plan)
+        if not self.runs():
+            raise LeapformerError("attention, seeds and options name no run; give at least one of each")
+        for name in self.options or {}:
+            if f"--{name}" in (*SET_BY_RUNS, "--seed"):
+                raise LeapformerError(f"options: {name} is not to be varied, each run has its own; leave it out")
         for command in self.prepare:
-            self._words(command)
+            self.checked(self._words(command))
         for name, commands in (self.scores or {}).items():
             if not re.fullmatch(r"[\w.-]+", name) or name == "model":
                 raise LeapformerError(f"scores: {name!r} cannot be the name of a folder of scores; choose another")
-            words = [self._words(command, **dict.fromkeys(("checkpoint", "folder", "log"), "")) for command in commands]
-            if not words or words[-1][0] != "score":
+            places = dict.fromkeys(("checkpoint", "folder", "log"), "X")
+            of_set = [self._words(command, **places) for command in commands]
+            for words in of_set:
+                self.checked(words)
+            if not of_set or of_set[-1][0] != "score":
                 raise LeapformerError(f"scores: {name} does not end with the command score; add it")
 
     def _check_models(self, runs: Sequence[Run]) -> None:
@@ -117,7 +126,16 @@ class Sweep(Study):
         """Raise LeapformerError if the folder holds another study; more runs and more scores are the same one."""
         about = {"train": self.train, "prepare": list(self.prepare)}
         about |= {f"scores {name}": list(commands) for name, commands in (self.scores or {}).items()}
+        if (record := self.out / RECORD).is_file():  # what has come to nothing may be corrected
+            before = read_json(record)
+            write_json(record, {key: value for key, value in before.items() if key not in about or self._has(key)})
         locked_folder(self.out, RECORD, about, "study", signature(), grows=True)
+
+    def _has(self, key: str) -> bool:
+        """Whether there is anything that a key of the record led to."""
+        word, _, name = key.partition(" ")
+        made = {"train": "*/model/*.pt", PREPARE: f"{PREPARE}/{DONE}", "scores": f"*/{name}/{SCORES}"}[word]
+        return any(self.out.glob(made))
 
     # ----------------------------------------------------------------------------------------------------------- cells
     @property
@@ -127,7 +145,7 @@ class Sweep(Study):
 
     @cached_property
     def training(self) -> Training:
-        return read_training(self._filled(shlex.split(self.train), {}))
+        return read_training(self._filled(_split(self.train), {}))
 
     def runs(self) -> list[Run]:
         """All runs, seeds outermost, so that a first comparison comes soon."""
@@ -188,12 +206,11 @@ class Sweep(Study):
             yield Command(tuple(words), log)
 
     def _words(self, command: str, **places: object) -> list[str]:
-        """The words of a command of `leapformer`. Raises LeapformerError for unknown commands and places."""
-        words = self._filled(shlex.split(command), places)
+        """The words of a command of `leapformer`. Raises LeapformerError for an empty one and unknown places."""
+        words = self._filled(_split(command), places)
         words = words[1:] if words[:1] == ["leapformer"] else words
-        if not words or words[0] not in self.known:
-            near = suggestion(words[0] if words else "", list(self.known))
-            raise LeapformerError(f"{command!r} is no command of leapformer; {near}`leapformer --help` shows all")
+        if not words:
+            raise LeapformerError(f"{command!r} is no command of leapformer; `leapformer --help` shows all")
         return words
 
     def _filled(self, words: Sequence[str], more: Mapping[str, object]) -> list[str]:
@@ -210,7 +227,16 @@ class Sweep(Study):
 
 
 def _flags(options: Mapping[str, str]) -> list[str]:
-    return [word for name, value in options.items() for word in (f"--{name}", *([value] if value else []))]
+    """Options as words; a flag is "" or "true", and left out if it is "false"."""
+    given = {name: "" if value == "true" else value for name, value in options.items() if value != "false"}
+    return configuration.flags(given)
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return split(text)
+    except ArgumentTypeError as error:
+        raise LeapformerError(str(error)) from error
 
 
 def _note(record: str, folder: Path) -> None:
@@ -231,23 +257,23 @@ def _validation_loss(checkpoint: Path, folder: Path) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
-def read_study(path: Path, out: Path, known: Collection[str]) -> Sweep:
-    """The study that a YAML file describes, with its results in `out`; `known` are the commands of `leapformer`.
+def read_study(path: Path, out: Path, checked: Callable[[Sequence[str]], None]) -> Sweep:
+    """The study that a YAML file describes, with its results in `out`; for `checked`, see `Sweep`.
 
     Raises LeapformerError for unknown or missing keys, and for values of another form.
     """
     if not path.is_file():
         raise LeapformerError(f"no {path}; check the path, `leapformer study --example` prints one")
-    content: Any = read_yaml(path)
+    content: Any = configuration.read_yaml(path)
     if not isinstance(content, dict):
         raise LeapformerError(f"{path} is no study; give it the keys {', '.join(KEYS)}")
     try:
-        return _study(content, out, known)
+        return _study(content, out, checked)
     except LeapformerError as error:
         raise LeapformerError(f"{path}: {error}") from error
 
 
-def _study(content: Mapping[str, Any], out: Path, known: Collection[str]) -> Sweep:
+def _study(content: Mapping[str, Any], out: Path, checked: Callable[[Sequence[str]], None]) -> Sweep:
     for key in content:
         if key not in KEYS:
             raise LeapformerError(f"{key!r} is no key of a study; {suggestion(key, KEYS)}choose from {', '.join(KEYS)}")
@@ -262,9 +288,9 @@ def _study(content: Mapping[str, Any], out: Path, known: Collection[str]) -> Swe
         out,
         " ".join(_list("train", content["train"])),
         [Attention(text) for text in _list("attention", content["attention"])],
-        known,
+        checked,
         seeds,
-        _lists("options", content.get("options")),
+        {name.lstrip("-"): values for name, values in _lists("options", content.get("options")).items()},
         tuple(_list("prepare", content.get("prepare", []))),
         {name: tuple(commands) for name, commands in _lists("scores", content.get("scores")).items()},
         str(content.get("title", "")),

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .. import __version__
 from .errors import TRACEBACK, LeapformerError, first_line, frames, one_line
@@ -31,6 +31,13 @@ Explain = Callable[[BaseException], LeapformerError | None]
 
 class Parser(argparse.ArgumentParser):
     """Refuses wrong options in one line; its sub-commands do so, too."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As always, but a sub-command names itself when it refuses words, and not the program."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown and " " in self.prog:
+            self.error(f"unrecognized arguments: {shlex.join(unknown)}")
+        return known, unknown
 
     def error(self, message: str) -> NoReturn:
         raise LeapformerError(f"{message}; `{self.prog} --help` tells more")

@@ -425,12 +425,17 @@ def _difference(name: str, theirs: Any, ours: Any) -> str:
             their_value, our_value = theirs.get(key, _MISSING), ours.get(key, _MISSING)
             if their_value != our_value:
                 return _difference(f"{key} in {name}", their_value, our_value)
-    return f"{name} ({_short(theirs)}, not {_short(ours)})"
+    if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
+        place = next(i for i, value in enumerate(theirs) if value != ours[i])
+        return _difference(f"{place + 1} in {name}", theirs[place], ours[place])
+    texts = ["nothing" if value is _MISSING else json.dumps(value, ensure_ascii=False) for value in (theirs, ours)]
+    begin = max(0, len(os.path.commonprefix(texts)) - _SHOWN // 2) if max(map(len, texts)) >= _SHOWN else 0
+    return f"{name} ({_short(texts[0], begin)}, not {_short(texts[1], begin)})"
 
 
-def _short(value: Any) -> str:
-    """The value on one line, shortened."""
-    text = "nothing" if value is _MISSING else json.dumps(value, ensure_ascii=False)
+def _short(text: str, begin: int) -> str:
+    """The text without what is equal before `begin`, shortened."""
+    text = f"...{text[begin:]}" if begin else text
     return text if len(text) < _SHOWN else text[: _SHOWN - 3] + "..."
 
 

@@ -60,7 +60,7 @@ class TestDispatch:
 
     def test_wrong_usage(self, capsys):
         assert cli.main(["user-dir", "extra"]) == 2
-        message = "unrecognized arguments: extra; `leapformer --help` tells more"
+        message = "unrecognized arguments: extra; `leapformer user-dir --help` tells more"
         assert capsys.readouterr() == ("", f"leapformer: error: {message}\n")
         assert cli.main(["bench", "attention", "--seed", "x"]) == 2
         message = "argument --seed: invalid int value: 'x'; `leapformer bench attention --help` tells more"

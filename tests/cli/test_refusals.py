@@ -98,6 +98,8 @@ REFUSED = [
     ("linearize --path {teacher} --out o --attention leap --keep 99", "--keep 99: "),
     ("linearize --path {teacher} --out o --attention leap --align-updates -1", "--align-updates -1: give at least 1"),
     ("linearize --path {teacher} --out o --attention leap --task-updates -1", "--task-updates -1: give at least 0"),
+    ("linearize --path {teacher} --out o --attention leap --processes 2", "--processes 2 needs --launcher torchrun"),
+    ("linearize --path {teacher} --out o --attention leap --restarts -1", "--restarts -1: give at least 0"),
     ("linearize --path {teacher} --out o --attention leap --sentences 0", "--sentences 0: give at least 1"),
     ("linearize --path {teacher} --out o --attention leap --align-rate 0", "--align-rate 0.0: give a number above 0"),
     ("probe --out o --attention leap --jobs 0", "--jobs 0: give at least 1"),

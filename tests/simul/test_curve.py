@@ -13,8 +13,8 @@ from leapformer_fairseq.cli import simulate as simulate_command
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.scoring.figure import Figure
 from leapformer_fairseq.simul import simulate as simulation_module
-from leapformer_fairseq.studies.curve import curve as curve_module
-from leapformer_fairseq.studies.curve.curve import Grid, Setting
+from leapformer_fairseq.studies import curve as curve_module
+from leapformer_fairseq.studies.curve import Grid, Setting
 from tests.scoring.pictures.images import texts
 from tests.simul.test_loading import data_root  # noqa: F401  (a fixture)
 from tests.simul.test_simulate import checkpoints, log, test_set  # noqa: F401  (fixtures)

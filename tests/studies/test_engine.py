@@ -250,6 +250,15 @@ def test_a_short_command_runs_in_this_process(tmp_path, monkeypatch):
     assert not (tmp_path / "p/a/done").exists()
 
 
+def test_a_function_that_raises_fails_its_cell_only(tmp_path):
+    cells = [Cell("a", (Call(divmod, (1, 0)),)), Cell("b", (Call(str, (1,)),), "b/r.json"), *noting([], "c")]
+    state = Engine(Toy(tmp_path, *cells[::2])).run()
+    assert state.results == {"c": True} and state.failed["a"].startswith("ZeroDivisionError")
+    assert "Traceback" in (tmp_path / "a/error.log").read_text()
+    with pytest.raises(LeapformerError, match="b: '1' cannot be the content of .*r.json; return a dict"):
+        Engine(Toy(tmp_path, *cells)).run()
+
+
 def test_a_dry_run_prints_what_would_run_and_writes_nothing(tmp_path):
     said, out = [], tmp_path / "o"
     cells = [Cell("a", (python("pass"), Call(os.getcwd))), Cell("b", (Command(("train", "two words")),), needs=("a",))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ from leapformer_fairseq.support.errors import LeapformerError
 
 TRAIN = "DATA --task language_modeling --arch leapformer_lm_tiny --max-update 2 --optimizer adam --max-tokens 500"
 PREPARE = "prepare: corpus --task text --out {out}/text\n"
-KNOWN = ("corpus", "train", "eval-lm", "score")
 
 
 def written(tmp_path: Path, body: str, train: str = TRAIN) -> Path:
@@ -26,19 +26,21 @@ def written(tmp_path: Path, body: str, train: str = TRAIN) -> Path:
 
 
 def study(tmp_path: Path, body: str, train: str = TRAIN) -> Sweep:
-    return read_study(written(tmp_path, body, train), tmp_path / "out", KNOWN)
+    return read_study(written(tmp_path, body, train), tmp_path / "out", command._check_command)
 
 
 def test_all_combinations_are_trained_and_scored(tmp_path):
-    body = (
-        "attention: [softmax, 'abc-mlp:abc-slots=4', softmax]\nseeds: [1, 7]\noptions: {dropout: [0.1, 0.3], fp16: }\n"
-    )
+    body = "attention: [softmax, 'abc-mlp:abc-slots=4', softmax]\nseeds: [1, 7]\n"
+    body += "options: {--dropout: [0.1, 0.3], fp16: [true, false]}\n"
     body += "scores:\n  test: ['eval-lm DATA --path {checkpoint} --gen-subset test', 'score {log} --text T']\n"
     cells = planned(study(tmp_path, PREPARE + body), State(), dry=True)
     names = [cell.name for cell in cells]
-    assert names[:3] == ["prepare", *(f"softmax-dropout_0.1-fp16_-seed1/{part}" for part in ("model", "test"))]
-    assert len(set(names)) == 1 + 2 * 2 * 2 * 2 and names[-1] == "abc-mlp_abc-slots_4-dropout_0.3-fp16_-seed7/test"
-    (training,) = cells[-2].steps
+    assert names[:3] == ["prepare", *(f"softmax-dropout_0.1-fp16_true-seed1/{part}" for part in ("model", "test"))]
+    assert (
+        len(set(names)) == 1 + 2 * 2 * 2 * 2 * 2
+        and names[-1] == "abc-mlp_abc-slots_4-dropout_0.3-fp16_false-seed7/test"
+    )
+    (training,) = cells[-6].steps
     assert training.launched and "encoder" not in str(training), "the model has one block"
     options = "--decoder-self-attention abc-mlp --no-epoch-checkpoints --seed 7 --dropout 0.3 --fp16 --abc-slots 4"
     assert options in str(training)
@@ -60,7 +62,12 @@ def test_all_combinations_are_trained_and_scored(tmp_path):
         ("attention: [leap", "is not valid YAML"),
         ("attention: laep", "did you mean leap"),
         ("attention: leap/leap", "attention leap/leap: the model has decoder-self; give a plan for each"),
-        ("attention: leap\nscores: {test: [scor x]}", "'scor x' is no command of leapformer; did you mean score?"),
+        ("attention: leap\nscores: {test: [scor x]}", "'scor' is no command of leapformer; did you mean score"),
+        ("attention: leap\nscores: {test: [score x --txt y]}", "arguments: --txt y; `leapformer score --help`"),
+        ("attention: leap\nprepare: corpus 'x", "corpus 'x: No closing quotation; close the quotes"),
+        ("attention: leap\nseeds: []", "attention, seeds and options name no run"),
+        ("attention: leap\noptions: {lr: []}", "attention, seeds and options name no run"),
+        ("attention: leap\noptions: {--seed: 1}", "options: seed is not to be varied, each run has its own"),
         ("attention: leap\nscores: {test: [eval-lm x]}", "scores: test does not end with the command score"),
         ("attention: leap\nscores: {model: [score x]}", "'model' cannot be the name"),
         ("attention: leap\nscores: {test: ['score {chekpoint}']}", "{chekpoint} is not known here; choose from {out},"),
@@ -71,13 +78,24 @@ def test_all_combinations_are_trained_and_scored(tmp_path):
 def test_what_cannot_run_is_refused_before_any_work(tmp_path, body, message):
     path = written(tmp_path, body)
     with pytest.raises(LeapformerError, match=message) as refused:
-        main_study = read_study(path, tmp_path / "out", KNOWN)
+        main_study = read_study(path, tmp_path / "out", command._check_command)
         main_study.check()
         planned(main_study, State())
     assert "\n" not in str(refused.value) and not (tmp_path / "out").exists()
 
 
-def test_a_study_in_python(tmp_path, capsys):
+def test_what_has_come_to_nothing_may_be_corrected(tmp_path):
+    body = "attention: softmax\nscores: {test: [score a --references R]}\n"
+    study(tmp_path, body).reserve()
+    study(tmp_path, body.replace("score a", "score b"), f"{TRAIN} --dropout 0.1").reserve()
+    (tmp_path / "out/softmax-seed1/test").mkdir(parents=True)
+    (tmp_path / "out/softmax-seed1/test/scores.json").touch()
+    with pytest.raises(LeapformerError, match=r"a study with another 1 in scores test \(\"score b .*, not \"score c"):
+        study(tmp_path, body.replace("score a", "score c"), f"{TRAIN} --dropout 0.1").reserve()
+
+
+def test_a_study_in_python(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
     path = tmp_path / "mine.py"
     path.write_text(
         "from leapformer_fairseq.studies.engine import Call, Cell, Study\n"
@@ -88,9 +106,15 @@ def test_a_study_in_python(tmp_path, capsys):
     )
     assert main(["study", str(path), "--out", str(tmp_path / "out")]) == 2
     assert "a, b: no order is possible, they need each other" in capsys.readouterr().err
-    path.write_text("study = str")
-    assert main(["study", str(path), "--out", str(tmp_path / "out")]) == 2
-    assert "not a Study of" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    for name, code, message in (
+        ("other", "study = str", "other.py has no function study(out) that returns a Study"),
+        ("wrong", "\nstudy = {}['x']", "wrong.py, line 2: KeyError: 'x'"),
+        ("json", "study = str", "json.py has the name of another module"),
+    ):
+        path = tmp_path / f"{name}.py"
+        path.write_text(code)
+        assert main(["study", str(path), "--out", str(tmp_path / "out")]) == 2
+        assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_parallel_text_without_speech(tmp_path):

@@ -12,7 +12,7 @@ from leapformer_fairseq.data import glue, manifests, mustc, recordings, tables
 from leapformer_fairseq.models import length_predictors
 from leapformer_fairseq.runtime.commands import tts
 from leapformer_fairseq.runtime.formats import jsonl
-from leapformer_fairseq.scoring import segmentation, speech
+from leapformer_fairseq.scoring import outputs, speech
 from leapformer_fairseq.scoring.outputs import read_hypotheses, score_generation
 from leapformer_fairseq.scoring.significance import read_systems
 from leapformer_fairseq.simul.simulate import read_utterances
@@ -28,7 +28,7 @@ CODE = Path(leapformer_fairseq.__file__).parent
 
 
 def _sentences(path: Path) -> list[str]:
-    return segmentation.read_sentences(path, "--references")
+    return outputs.read_references(path)
 
 
 def _columns(read):
@@ -183,7 +183,7 @@ def test_a_stream_is_read_as_a_file():
 MACHINE = {
     "support/signature.py", "support/memory.py", "support/errors.py", "compat/errors_explained.py",
     "attention/decoding/cpu/__init__.py", "studies/benchmarks/gpu.py", "studies/benchmarks/gpu_cases.py",
-    "scoring/quality_command.py", "scoring/alignment.py", "studies/trainings.py", "cli/score_talks.py",
+    "scoring/quality.py", "scoring/alignment.py", "support/options.py", "studies/trainings.py", "cli/score_talks.py",
     "compat/data.py",
 }  # fmt: skip
 

@@ -372,10 +372,4 @@ def launcher_of(settings: argparse.Namespace, recipe: type[Recipe]) -> Launcher:
         processes = recipe.own_processes(settings)
         name = "torchrun" if processes > 1 else "local"
     name, processes = name or "local", processes or 1
-    if name == "local" and processes > 1:
-        raise LeapformerError(
-            f"--processes {processes} needs --launcher torchrun or slurm; fairseq alone takes all GPUs"
-        )
-    if name != "slurm" and (settings.machines > 1 or settings.slurm_options):
-        raise LeapformerError(f"--machines and --slurm-options need --launcher slurm, not {name}")
-    return Launcher(name, processes, settings.machines, settings.slurm_options, settings.restarts)
+    return Launcher(name, processes, settings.machines, settings.slurm_options, settings.restarts).checked()

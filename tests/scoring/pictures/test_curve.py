@@ -8,7 +8,7 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 
 from leapformer_fairseq.scoring.figure import COLOURS
 from leapformer_fairseq.scoring.pictures.latency import PARTS, curve_figure
-from leapformer_fairseq.studies.curve.curve_report import table
+from leapformer_fairseq.studies.curve import table
 from tests.scoring.pictures.images import overlapping, texts
 
 

@@ -1,1 +1,0 @@
-"""Quality against latency over a grid of checkpoints, policies and segment sizes."""
