@@ -440,9 +440,9 @@ def test_every_option_of_export_changes_what_is_exported_or_is_refused(
     monkeypatch.chdir(folder)
     texts(folder, lines="w1")
     state = {"cfg": {"model": SimpleNamespace(arch=f"{KINDS[kind]}_tiny")}}
-    monkeypatch.setattr(export_command, "load_checkpoint", lambda path: state)
-    monkeypatch.setattr(export_command, "describe_checkpoint", lambda path: {})
-    monkeypatch.setattr(export_command, "load_model", load_model)
+    monkeypatch.setattr("leapformer_fairseq.models.averaging.load_checkpoint", lambda path: state)
+    monkeypatch.setattr("leapformer_fairseq.models.averaging.describe_checkpoint", lambda path: {})
+    monkeypatch.setattr("leapformer_fairseq.models.loading.load_model", load_model)
     monkeypatch.setattr(loading, "load_system", lambda *given: seen.update(loaded=given))
     monkeypatch.setattr("leapformer_fairseq.runtime.voice.ExportedVoice", lambda folder: folder)
     for name in ("export_translation", "export_synthesis", "export_speech"):

@@ -16,7 +16,7 @@ import pytest
 import soundfile
 import torch
 
-from leapformer_fairseq.data import arrays, joined, windows
+from leapformer_fairseq.data import arrays, joined, parallel
 from leapformer_fairseq.data.arrays import About, Example, Split
 from leapformer_fairseq.data.corpus import plan as corpus
 from leapformer_fairseq.data.corpus.synthesize import coloured_noise
@@ -514,8 +514,8 @@ def test_no_tree_is_generated_twice_and_each_seed_has_others(trees: Any) -> None
 def test_windows_end_with_each_sentence_and_are_as_long_as_asked() -> None:
     document = [([f"s{n}"], [f"t{n}"]) for n in range(5)]
     for size in (1, 2, 3, 9):
-        found = list(windows.windows(document, size))
+        found = list(parallel.windows(document, size))
         assert [source[-1] for source, _ in found] == [f"s{n}" for n in range(5)]
-        assert [sum(piece != windows.SEPARATOR for piece in source) for source, _ in found] == [
+        assert [sum(piece != parallel.SEPARATOR for piece in source) for source, _ in found] == [
             min(size, n + 1) for n in range(5)
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +11,25 @@ from ..scoring.table import Column, Table
 from ..support.errors import LeapformerError
 from ..support.files import write_json
 from ..support.lines import read_lines
+from ..support.options import TOKENIZE
 from ..support.signature import signature
 
 GROUPS = 4
-HELP = "whether translations differ by more than the choice of test sentences: paired bootstrap"
+
+OPTIONS = f"""
+baseline BASELINE       a generate-*.txt, or a folder of a run that holds one
+systems SYSTEM...       others, of the same test set
+--references FILE!      one detokenised reference per line
+{TOKENIZE}
+--samples N:int = {SAMPLES}  resamples
+--by-length FILE        one sentence per line, such as the sources: also compare groups of equal size by their number of
+                        words
+--groups N:int          for --by-length (default: {GROUPS})
+--json FILE             also write the scores to FILE
+"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the sub-command."""
-    parser.add_argument("baseline", metavar="BASELINE", help="a generate-*.txt, or a folder of a run that holds one")
-    parser.add_argument("systems", nargs="+", metavar="SYSTEM", help="others, of the same test set")
-    parser.add_argument("--references", required=True, metavar="FILE", help="one detokenised reference per line")
-    parser.add_argument("--tokenize", default="13a", help="sacreBLEU tokenizer: 13a, zh, ja-mecab, ... (default: 13a)")
-    parser.add_argument("--samples", type=int, default=SAMPLES, metavar="N", help=f"resamples (default: {SAMPLES:,})")
-    parser.add_argument(
-        "--by-length", metavar="FILE",
-        help="one sentence per line, such as the sources: also compare groups of equal size by their number of words",
-    )  # fmt: skip
-    parser.add_argument("--groups", type=int, metavar="N", help="for --by-length (default: 4)")
-    parser.add_argument("--json", metavar="FILE", help="also write the scores to FILE")
-
-
-def run(args: argparse.Namespace) -> int:
+def run(args: Namespace) -> int:
     """Print scores with confidence intervals and p. Raises LeapformerError for translations that cannot be compared."""
     if args.groups is not None and not args.by_length:
         raise LeapformerError("--groups belongs to --by-length; give both, or leave it out")

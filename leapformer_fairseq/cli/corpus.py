@@ -11,7 +11,7 @@ from ..data.corpus import build, text, tts
 from ..data.corpus.folder import SPEECH_TRANSLATION, Corpus
 from ..data.corpus.plan import SEED, SPLITS
 from ..data.lra import listops, pathfinder
-from ..data.lra.pathfinder_canvas import PUBLISHED, Sizes
+from ..data.lra.pathfinder_pictures import PUBLISHED, Sizes
 from ..support.errors import LeapformerError
 from ..support.files import owned
 from ..support.options import choice, flag

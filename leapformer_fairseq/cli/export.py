@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..models.averaging import describe_checkpoint, load_checkpoint
-from ..models.loading import load_model
 from ..runtime.folder import FILES, MODEL, Folder
 from ..support.errors import LeapformerError
 from ..support.files import replacing_folder
@@ -73,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _architecture(path: str) -> str:
     """The --arch of a checkpoint, read from the file, since building the model needs its data."""
+    from ..models.averaging import load_checkpoint
+
     if not Path(path).is_file():
         raise LeapformerError(f"--path {path}: no such file; give the checkpoint of a trained model")
     return str(getattr((load_checkpoint(Path(path)).get("cfg") or {}).get("model"), "arch", ""))
@@ -88,7 +88,15 @@ def _check_options(args: argparse.Namespace, arch: str) -> None:
 
 def _loaded(args: argparse.Namespace, kinds: tuple[str, ...]) -> tuple[Any, Any]:
     """The model, of one of these kinds, and its task."""
+    from ..models.loading import load_model
+
     return load_model(args.path, kinds, "export", {} if args.data is None else {"data": args.data})
+
+
+def _origin(args: argparse.Namespace) -> dict[str, Any]:
+    from ..models.averaging import describe_checkpoint
+
+    return describe_checkpoint(args.path)
 
 
 def _text(args: argparse.Namespace, out: Path) -> Exported:
@@ -100,7 +108,7 @@ def _text(args: argparse.Namespace, out: Path) -> Exported:
         raise LeapformerError(f"--sentencepiece-model {subwords}: no such file")
     model, task = _loaded(args, (*TEXT, *LANGUAGE_MODEL))
     export = export_translation if hasattr(model, "encoder") else export_language_model
-    folder = export(model, task, out, signature(), describe_checkpoint(args.path), subwords)
+    folder = export(model, task, out, signature(), _origin(args), subwords)
     return folder, lambda exported: compared(model, task, exported, args.check)
 
 
@@ -110,7 +118,7 @@ def _synthesis(args: argparse.Namespace, out: Path) -> Exported:
     from ..runtime.voice import ExportedVoice
 
     model, task = _loaded(args, SYNTHESIS)
-    folder = export_synthesis(model, task, out, signature(), describe_checkpoint(args.path))
+    folder = export_synthesis(model, task, out, signature(), _origin(args))
     return folder, lambda exported: compared_synthesis(model, ExportedVoice(exported), args.check)
 
 
@@ -124,5 +132,5 @@ def _speech(args: argparse.Namespace, out: Path) -> Exported:
         raise LeapformerError("--data is missing; give the folder of the config yaml, as in training")
     policy = PolicyOptions("offline")  # any will do: the policy is not part of the graphs
     system = load_system(args.path, args.data, args.config_yaml, policy, args.pre_decision_ratio)
-    folder = export_speech(system, out, signature(), describe_checkpoint(args.path))
+    folder = export_speech(system, out, signature(), _origin(args))
     return folder, lambda exported: compared_speech(system, exported, args.check)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import Namespace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,40 +15,25 @@ from . import calls
 if TYPE_CHECKING:
     from ..scoring.table import Table
 
-HELP = "draw attention maps and learned proportions of a trained model"
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the sub-command."""
-    parser.add_argument("--path", metavar="CHECKPOINT", required=True, help="a checkpoint of one of our models")
-    parser.add_argument(
-        "--input", metavar="FILE_OR_TEXT", required=True,
-        help="text, or a file with a sentence per line; for speech models an audio file or a manifest (.tsv); for "
-        "classifiers a split of the data, e.g. test",
-    )  # fmt: skip
-    parser.add_argument(
-        "--target", metavar="FILE_OR_TEXT", help="translations of --input (default: the model's own, by greedy search)"
-    )
-    parser.add_argument("--out", metavar="DIR", required=True, help="folder for the pictures")
-    parser.add_argument("--data", metavar="DIR", help="folder with the dictionary (default: that of the training)")
-    parser.add_argument("--subwords", metavar="MODEL", help="sentencepiece model for text that is not cut yet")
-    parser.add_argument("--block", metavar="BLOCK", help="encoder-self, decoder-self or decoder-cross (default: all)")
-    parser.add_argument("--layer", default="all", metavar="N", help="a layer, counted from 1, or all (default: all)")
-    parser.add_argument(
-        "--head", default="mean", metavar="N", help="a head, counted from 0, mean or all (default: mean)"
-    )
-    parser.add_argument(
-        "--lines", type=int, default=20, metavar="N",
-        help="sentences to read: the first is drawn, proportions are taken from all (default: 20)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-length", type=int, default=1024, metavar="N",
-        help="longer sentences are cut to this many tokens or encoder states (default: 1024)",
-    )  # fmt: skip
+OPTIONS = """
+--path CHECKPOINT!      a checkpoint of one of our models
+--input FILE_OR_TEXT!   text, or a file with a sentence per line; for speech models an audio file or a manifest (.tsv);
+                        for classifiers a split of the data, e.g. test
+--target FILE_OR_TEXT   translations of --input (default: the model's own, by greedy search)
+--out DIR!              folder for the pictures
+--data DIR              folder with the dictionary (default: that of the training)
+--subwords MODEL        sentencepiece model for text that is not cut yet
+--block BLOCK           encoder-self, decoder-self or decoder-cross (default: all)
+--layer N = all         a layer, counted from 1, or all
+--head N = mean         a head, counted from 0, mean or all
+--lines N:int = 20      sentences to read: the first is drawn, proportions are taken from all
+--max-length N:int = 1024  longer sentences are cut to this many tokens or encoder states
+"""
 
 
 @calls.owning
-def run(args: argparse.Namespace) -> int:
+def run(args: Namespace) -> int:
     """Draw to --out and print the saturation of the proportions. Raises LeapformerError for unsuitable input."""
     from ..modules.capture import choose
     from ..scoring.pictures.inputs import Request, examples, load
@@ -81,7 +66,7 @@ def _number(text: str, option: str, first: int, words: tuple[str, ...]) -> int |
     return int(text)
 
 
-def _write(path: Path, rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
+def _write(path: Path, rows: list[dict[str, Any]], args: Namespace) -> None:
     from ..support.signature import environment, signature
 
     options = {"path": args.path, "input": args.input, "lines": args.lines, "max_length": args.max_length}

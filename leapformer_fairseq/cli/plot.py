@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from pathlib import Path
 
-HELP = "draw the results of a benchmark, or the table.json, scores.json, curve.json, ... of other commands"
+OPTIONS = """
+results RESULTS.json    what `leapformer bench` or another command wrote
+--out FILE              an SVG or PNG (default: RESULTS.svg next to the JSON)
+"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the sub-command."""
-    parser.add_argument("results", metavar="RESULTS.json", help="what `leapformer bench` or another command wrote")
-    parser.add_argument("--out", metavar="FILE", help="an SVG or PNG (default: RESULTS.svg next to the JSON)")
-
-
-def run(args: argparse.Namespace) -> int:
+def run(args: Namespace) -> int:
     """Draw the picture and print its name. Raises LeapformerError for a file without results, or if writing fails."""
     from ..scoring.pictures.results import draw_results, read_results
 

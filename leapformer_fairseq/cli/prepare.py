@@ -11,17 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ..data import (
-    choices,
-    covost2,
     documents,
-    glue,
     joined,
+    labelled,
     ljspeech,
-    mboshi,
-    mustc,
     parallel,
-    quechua,
     speech,
+    speech_releases,
     tables,
     talks,
     wikitext,
@@ -34,7 +30,7 @@ from . import calls
 
 STEP = "DATASET"
 LEAST_PIECES = 8  # four of them are special: bos, pad, eos, unk
-SPEECH = {module.DATASET.name: module.DATASET for module in (mustc, covost2, mboshi, quechua)}
+SPEECH = speech_releases.DATASETS
 KINDS = "(unigram|bpe|char)"
 JOINING = joined.Joining()
 
@@ -99,7 +95,7 @@ def _joined_talks(args: Namespace) -> Iterator[str]:
 
 
 def _mustc_talks(args: Namespace) -> Iterator[str]:
-    segments = mustc.read_split(Path(args.root).absolute(), args.split)
+    segments = speech_releases.MUSTC.read_split(Path(args.root).absolute(), args.split)
     about = {"mustc": str(Path(args.root).absolute()), "split": args.split}
     yield from _talk_lines(talks.prepare(args.out, about, lambda _: talks.published(segments, args.split)), args)
 
@@ -144,12 +140,12 @@ def _documents(args: Namespace) -> Iterator[str]:
 
 
 def _glue(args: Namespace) -> Iterator[str]:
-    for split, kept in glue.prepare(args.task, args.root, args.out, args.vocabulary, args.download).items():
+    for split, kept in labelled.prepare_task(args.task, args.root, args.out, args.vocabulary, args.download).items():
         yield f"{split}: {kept['examples']} examples; left out: {kept['left_out']}"
 
 
 def _choices(args: Namespace) -> Iterator[str]:
-    for split, count in choices.prepare(args.dataset, args.root, args.out, args.vocabulary).items():
+    for split, count in labelled.prepare_choices(args.dataset, args.root, args.out, args.vocabulary).items():
         yield f"{split}: {count} questions"
 
 
@@ -222,7 +218,7 @@ WINDOW = f"""
                         the last one with the others as its context
 """
 TASKS = {
-    glue.NAME: ", ".join(glue.TASKS),
+    labelled.NAME: ", ".join(labelled.TASKS),
     lra.NAME: "; ".join(f"{name}: {task.holds}" for name, task in lra.TASKS.items()),
 }
 WIKI_HOLDS = "holds wiki.{train,valid,test}.tokens or {train,valid,test}.txt"
@@ -242,7 +238,7 @@ DATASETS: dict[str, tuple[Callable[[Namespace], Iterator[str]], str, str]] = {
     "mustc-talks": (
         _mustc_talks,
         "the whole talks of a MuST-C en-de test set: holds en-de/data",
-        f"--split {choice(mustc.SPLITS[1:])} = tst-COMMON",
+        f"--split {choice(speech_releases.MUSTC.splits[1:])} = tst-COMMON",
     ),
     "acl6060": (_acl6060, "the talks of ACL 60/60: holds 2/acl_6060", ACL),
     "multi30k": (
@@ -282,7 +278,7 @@ DATASETS: dict[str, tuple[Callable[[Namespace], Iterator[str]], str, str]] = {
         "line, an empty line between documents",
         DOCUMENTS,
     ),
-    glue.NAME: (
+    labelled.NAME: (
         _glue,
         "a task of GLUE: holds TASK/*.tsv, where TASK is MNLI, QNLI, QQP or SST-2",
         PRETRAINED + DOWNLOAD,

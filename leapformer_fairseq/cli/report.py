@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,13 @@ from ..scoring.table import bullets, page, signed
 from ..support.files import write_json, write_text
 from ..support.signature import signature
 
-HELP = "compare the scored runs of a quickstart or recipe folder: table, JSON and curve"
+OPTIONS = """
+folder DIR              the --out folder of scripts/quickstart.sh or of a recipe
+--next LINE... =        the last lines of the report
+"""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the sub-command."""
-    parser.add_argument("folder", metavar="DIR", help="the --out folder of scripts/quickstart.sh or of a recipe")
-    parser.add_argument("--next", nargs="+", default=[], metavar="LINE", help="the last lines of the report")
-
-
-def run(args: argparse.Namespace) -> int:
+def run(args: Namespace) -> int:
     """Print the table; write report.md, scores.json and, for three points or more, curve.svg to the folder.
 
     Raises LeapformerError if nothing was scored, scores are damaged, or the folder is not writable.

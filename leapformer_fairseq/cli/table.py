@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,39 +13,20 @@ from ..scoring.table import bullets, page, signed
 from ..support.files import write_json, write_text
 from ..support.signature import signature
 
-HELP = "compare the scored runs of a recipe: table, JSON and picture"
-
 PICTURE = "table.svg"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the sub-command."""
-    parser.add_argument(
-        "folder", metavar="DIR", help="the --out folder of a recipe for text; gets table.md, table.json, table.svg"
-    )
-    parser.add_argument(
-        "--also",
-        nargs="+",
-        default=[],
-        metavar="TABLE.json",
-        help="add the runs of these, from other folders or machines",
-    )
-    parser.add_argument("--title", default="Scores by attention", help="the heading (default: %(default)s)")
-    parser.add_argument(
-        "--note", action="append", default=[], metavar="TEXT", help="a paragraph below; may be repeated"
-    )
-    parser.add_argument("--rows", nargs="+", default=[], metavar="PLAN", help="attentions in the order of the table")
-    parser.add_argument(
-        "--expect",
-        nargs="+",
-        action="append",
-        default=[],
-        metavar="PLAN",
-        help="attentions from best to worst: report whether the results agree; may be repeated",
-    )
+OPTIONS = """
+folder DIR              the --out folder of a recipe for text; gets table.md, table.json, table.svg
+--also TABLE.json... =  add the runs of these, from other folders or machines
+--title TITLE = Scores by attention  the heading
+--note TEXT*            a paragraph below; may be repeated
+--rows PLAN... =        attentions in the order of the table
+--expect PLAN...*       attentions from best to worst: report whether the results agree; may be repeated
+"""
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Namespace) -> int:
     """Print and write the table. Raises LeapformerError if there are no runs, or if DIR is not writable."""
     folder = Path(args.folder)
     runs = collect_runs(folder, args.also)

@@ -14,8 +14,8 @@ from fairseq.criterions.tacotron2_loss import Tacotron2Criterion, Tacotron2Crite
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
+from ..models.encoder_out import LEARNING, Learning
 from ..models.length_predictors import LengthPredictor
-from ..models.lengths import LEARNING, Learning
 from .recorder import Recorder
 
 

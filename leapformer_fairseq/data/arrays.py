@@ -14,9 +14,8 @@ use your own arrays, write these files with numpy.
 
 from __future__ import annotations
 
-import functools
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -175,8 +174,9 @@ def write_split(folder: Path, split: str, examples: Iterable[Example], about: Ab
                 offsets[i].append(offsets[i][-1] + len(sequence))
             labels.append(example.label)
         for i, name in enumerate(names):
-            files[i].seek(0)
-            _save_raw(out / f"{name}.npy", iter(functools.partial(files[i].read, 1 << 24), b""), dtype, offsets[i][-1])
+            files[i].flush()
+            count = offsets[i][-1]  # an empty file cannot be mapped
+            _save(out / f"{name}.npy", np.memmap(files[i], dtype, "r") if count else np.empty(0, dtype))
             _save(out / f"{name}.offsets.npy", np.array(offsets[i], dtype=np.int64))
     digest.update(np.array(labels, dtype=np.int64).tobytes())
     _save(out / LABELS, np.array(labels, dtype=np.int64))
@@ -195,13 +195,5 @@ def _integers(path: Path, *dimensions: int) -> Numbers:
 
 
 def _save(path: Path, array: Numbers) -> None:
-    _save_raw(path, iter([array.tobytes()]), array.dtype, len(array))
-
-
-def _save_raw(path: Path, parts: Iterator[bytes], dtype: Any, count: int) -> None:
-    """Write the bytes of `count` numbers, which come in `parts`, as a one-dimensional .npy file."""
     with replacing(path) as partial, partial.open("wb") as file:
-        header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": (count,)}
-        np.lib.format.write_array_header_1_0(file, header)
-        for part in parts:
-            file.write(part)
+        np.save(file, array)

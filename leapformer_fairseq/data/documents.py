@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 from ..support.errors import LeapformerError
@@ -73,12 +74,9 @@ def _sentences(path: Path) -> Iterator[str]:
 
 def _with_single_breaks(lines: Iterable[str]) -> Iterator[str]:
     """The lines with a single empty line between documents, and none at the start or the end."""
-    pending = started = False
-    for line in lines:
-        if line:
-            if pending:
-                yield ""
-            yield line
-            pending, started = False, True
-        else:
-            pending = started
+    started = False
+    for has_text, paragraph in groupby(lines, bool):
+        if has_text:
+            yield from [""] if started else []
+            yield from paragraph
+            started = True

@@ -25,14 +25,13 @@ from ..runtime.spoken import PAUSE
 from ..support.errors import LeapformerError
 from ..support.lines import read_lines, write_lines
 from . import prepared, tts
-from .alignments import Interval, moved
+from .alignments import PHONES, WORDS, Interval, moved, read_textgrid, tier
 from .corpus.espeak import Espeak
 from .download import fetch, unpack
 from .manifests import CMVN, BinStatistics
 from .recordings import Recording, Unusable, need_file, need_recordings, read_mono, resample
 from .speech import SplitSummary, mapper, need_workers
 from .text import tidy
-from .textgrid import PHONES, WORDS, read_textgrid, tier
 
 NAME, SPEAKER, VOICE = "ljspeech", "ljspeech", "en-us"
 RELEASE = "LJSpeech-1.1"
@@ -51,17 +50,6 @@ ABBREVIATED = {
     "honorable": "hon", "sergeant": "sgt", "captain": "capt", "esquire": "esq", "limited": "ltd", "colonel": "col",
     "fort": "ft",
 }  # fmt: skip
-
-
-class LeftOut(LeapformerError):
-    """A clip that cannot be used: the message is for the user, `reason` is a word or two for the statistics."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(reason, message)  # pickle rebuilds an exception from `args`, between processes
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return self.args[1]
 
 
 def prepare(
@@ -127,10 +115,10 @@ def _find_textgrids(folder: Path) -> dict[str, Path]:
     return textgrids
 
 
-def _read_release(folder: Path) -> dict[str, list[Recording | LeftOut]]:
+def _read_release(folder: Path) -> dict[str, list[Recording | Unusable]]:
     """The clips of each split, in the order of metadata.csv. Raises LeapformerError if a recording is missing."""
     path = folder / "metadata.csv"
-    clips: dict[str, list[Recording | LeftOut]] = {split: [] for split in SPLITS}
+    clips: dict[str, list[Recording | Unusable]] = {split: [] for split in SPLITS}
     for number, line in enumerate(read_lines(path), 1):
         clips[split_of(line)].append(_read_line(line, f"{path}, line {number}", folder))
     for split, members in clips.items():
@@ -138,18 +126,18 @@ def _read_release(folder: Path) -> dict[str, list[Recording | LeftOut]]:
     return clips
 
 
-def _read_line(line: str, place: str, folder: Path) -> Recording | LeftOut:
+def _read_line(line: str, place: str, folder: Path) -> Recording | Unusable:
     fields = line.strip("\r").split("|")
     if len(fields) != 3 or not re.fullmatch(r"[\w-]+", fields[0]):
-        return LeftOut("no clip", f"{place}: {line[:40]!r} is not ID|text|text in words; correct the line")
+        return Unusable("no clip", f"{place}: {line[:40]!r} is not ID|text|text in words; correct the line")
     clip_id, text = fields[0], tidy(fields[2])
     if not text:
-        return LeftOut("no text", f"{place}: {clip_id} has no text; correct the line")
+        return Unusable("no text", f"{place}: {clip_id} has no text; correct the line")
     return Recording(clip_id, folder / "wavs" / f"{clip_id}.wav", SPEAKER, source=text, target="")
 
 
 # ------------------------------------------------------------------------------------------------------------ splits
-def _prepare_splits(work: _Work, clips: Mapping[str, list[Recording | LeftOut]], run: Any) -> dict[str, SplitSummary]:
+def _prepare_splits(work: _Work, clips: Mapping[str, list[Recording | Unusable]], run: Any) -> dict[str, SplitSummary]:
     """Write everything except the configuration."""
     if work.textgrids is None:
         clips = {split: list(_with_phonemes(members)) for split, members in clips.items()}
@@ -159,7 +147,7 @@ def _prepare_splits(work: _Work, clips: Mapping[str, list[Recording | LeftOut]],
         dropped: Counter[str] = Counter()
         progress = tqdm(run(work, members), total=len(members), desc=f"{NAME} {split}", unit="utt", mininterval=1.0)
         for result in progress:
-            if isinstance(result, LeftOut):
+            if isinstance(result, Unusable):
                 dropped[result.reason] += 1
                 messages.append(str(result))
             else:
@@ -177,14 +165,14 @@ def _prepare_splits(work: _Work, clips: Mapping[str, list[Recording | LeftOut]],
     return summaries
 
 
-def _with_phonemes(clips: Iterable[Recording | LeftOut]) -> Iterator[Recording | LeftOut]:
+def _with_phonemes(clips: Iterable[Recording | Unusable]) -> Iterator[Recording | Unusable]:
     """The clips with espeak-ng's phonemes as `target`."""
     espeak = Espeak()
     for clip in clips:
         if isinstance(clip, Recording):
             clip = replace(clip, target=" ".join(espeak.phonemes(clip.source, VOICE)))
             if not clip.target:
-                clip = LeftOut("no text", f"{clip.id} has nothing to say in {clip.source!r}; correct its text")
+                clip = Unusable("no text", f"{clip.id} has nothing to say in {clip.source!r}; correct its text")
         yield clip
 
 
@@ -196,20 +184,20 @@ class _Work:
     config: MelConfig
     textgrids: Mapping[str, Path] | None
 
-    def __call__(self, clip: Recording | LeftOut) -> tuple[tts.Row, np.ndarray] | LeftOut:
+    def __call__(self, clip: Recording | Unusable) -> tuple[tts.Row, np.ndarray] | Unusable:
         """Write recording and log-mels; return the manifest's row and the log-mels, or why the clip is left out."""
-        if isinstance(clip, LeftOut):
+        if isinstance(clip, Unusable):
             return clip
         try:
             return self._prepare(clip)
-        except LeftOut as reason:
+        except Unusable as reason:
             return reason
 
     def _prepare(self, clip: Recording) -> tuple[tts.Row, np.ndarray]:
         try:
             samples, rate = read_mono(clip)
         except Unusable as error:
-            raise LeftOut(str(error), f"{clip.path} cannot be decoded; download it again") from error
+            raise Unusable(error.reason, f"{clip.path} cannot be decoded; download it again") from error
         intervals = None
         if self.textgrids is not None:
             intervals = _aligned(clip, self.textgrids.get(clip.id), len(samples) / rate)
@@ -217,7 +205,7 @@ class _Work:
             samples = samples[round(start * rate) : round(intervals[-1].end * rate)]
             intervals = moved(intervals, -start)
         if not len(samples):
-            raise LeftOut("too short", f"{clip.path} holds no speech; download it again")
+            raise Unusable("too short", f"{clip.path} holds no speech; download it again")
         samples = np.clip(resample(samples, rate, self.config.sample_rate), -1.0, 1.0)  # resampling may overshoot
         mel = log_mel(samples, self.config)
         phonemes, durations = clip.target.split(), None
@@ -225,7 +213,7 @@ class _Work:
             try:
                 phonemes, durations = tts.phonemes_with_durations(intervals, len(mel), self.config)
             except LeapformerError as error:
-                raise LeftOut("too short", f"{clip.id}: {error}") from error
+                raise Unusable("too short", f"{clip.id}: {error}") from error
         place = f"{split_of(clip.id)}/{clip.id}"
         row = tts.Row(
             clip.id, f"mel/{place}.npy", len(mel), phonemes, clip.speaker, durations, clip.source, f"wav/{place}.wav"
@@ -239,25 +227,25 @@ class _Work:
 
 # -------------------------------------------------------------------------------------------------------- alignments
 def _aligned(clip: Recording, path: Path | None, seconds: float) -> list[Interval]:
-    """The phonemes of a clip, without silence at both ends. Raises LeftOut if the TextGrid does not fit the clip."""
+    """The phonemes of a clip, without silence at both ends. Raises Unusable if the TextGrid does not fit the clip."""
     if path is None:
-        raise LeftOut("no TextGrid", f"{clip.id} has no TextGrid; align it")
+        raise Unusable("no TextGrid", f"{clip.id} has no TextGrid; align it")
     try:
         tiers = read_textgrid(path)
         words, phones = (tier(tiers, name, path) for name in (WORDS, PHONES))
     except LeapformerError as error:
-        raise LeftOut("damaged TextGrid", str(error)) from error
+        raise Unusable("damaged TextGrid", str(error)) from error
     if not same_words(clip.source, [word.text for word in words]):
         aligned = " ".join(word.text for word in words if word.text)
-        raise LeftOut("other words", f"{path} says {aligned[:60]!r} but the text {clip.source[:60]!r}; align it again")
+        raise Unusable("other words", f"{path} says {aligned[:60]!r} but the text {clip.source[:60]!r}; align it again")
     phones = [phone._replace(text=PAUSE if phone.text.lower() in SILENCES else phone.text) for phone in phones]
     spoken = [place for place, phone in enumerate(phones) if phone.text != PAUSE]
     if not spoken:
-        raise LeftOut("no phonemes", f"{path} has no phonemes but silence; align it again")
+        raise Unusable("no phonemes", f"{path} has no phonemes but silence; align it again")
     phones = phones[spoken[0] : spoken[-1] + 1]
     if phones[0].start < 0 or phones[-1].end > seconds + TOO_LONG_S:
         times = f"{phones[0].start:g} to {phones[-1].end:g} s, its audio has {seconds:.3f} s"
-        raise LeftOut("beyond the audio", f"{path} goes from {times}; align it again")
+        raise Unusable("beyond the audio", f"{path} goes from {times}; align it again")
     return phones
 
 

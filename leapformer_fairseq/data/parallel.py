@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import partial
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from ..support.lines import find_text, read_pairs, write_lines
 from . import distinct, prepared, releases
 from .manifests import train_subwords
 from .text import tidy
-from .windows import SEPARATOR, Sentences, is_break, split_documents, windows
 
 SPLITS = ("train", "valid", "test")
 SUBWORD_PAIRS = 1_000_000  # at most this many sentence pairs, evenly spread, train the subword model
@@ -34,6 +34,7 @@ BATCH = 10_000  # sentence pairs encoded by one call of sentencepiece
 OWN = "text"  # the user's own data
 
 Pairs = Iterator[tuple[str, str]]
+Encode = Callable[[Iterable[tuple[str, str]]], Iterator["Sentences"]]
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def prepare(
         prepared.begin(out, options)
         files = _write_split(out, split, languages, reverse=languages != dataset.languages)
     _write_subwords(out, files["train"], vocab_size, dataset)
-    encode = _Encoder(out / "spm.model")
+    encode = partial(_encoded, sentencepiece.SentencePieceProcessor(model_file=str(out / "spm.model")))
     (out / "raw").mkdir(exist_ok=True)
     summary = {}
     for name in SPLITS:
@@ -207,6 +208,42 @@ def _tidied(files: tuple[Path, Path]) -> Pairs:
     return ((tidy(source), tidy(target)) for source, target in read_pairs(*files))
 
 
+# ----------------------------------------------------------------------------------------------------------- windows
+# A sentence is translated together with the preceding ones of its document: it ends one window. A test set is
+# translated by taking the last sentence of every window's translation; the target context is what the model itself
+# wrote before it. ABC (Peng et al., 2022, arXiv:2110.02488, appendix C.2) uses windows of four.
+SEPARATOR = "<sep>"  # between the sentences of a window; a dictionary entry that subword encoding never produces
+
+Sentences = tuple[list[str], list[str]]  # the subwords of a sentence and of its translation
+
+
+def is_break(pair: Sentences) -> bool:
+    """Whether both sides are empty: such a pair separates documents."""
+    return not any(pair)
+
+
+def split_documents(pairs: Iterable[Sentences]) -> Iterator[list[Sentences]]:
+    """The documents in a stream of sentence pairs."""
+    for separates, document in groupby(pairs, is_break):
+        if not separates:
+            yield list(document)
+
+
+def windows(document: Sequence[Sentences], size: int) -> Iterator[Sentences]:
+    """For every sentence pair of a document, the window of at most `size` pairs that ends with it.
+
+    >>> list(windows([(["uno"], ["one"]), (["dos"], ["two"]), (["tres"], ["three"])], 2))[-1]
+    (['dos', '<sep>', 'tres'], ['two', '<sep>', 'three'])
+    """
+    for end in range(1, len(document) + 1):
+        source, target = zip(*document[max(0, end - size) : end], strict=True)
+        yield _joined(source), _joined(target)
+
+
+def _joined(sentences: Iterable[list[str]]) -> list[str]:
+    return [piece for sentence in sentences for piece in (SEPARATOR, *sentence)][1:]
+
+
 # ---------------------------------------------------------------------------------------------------------- subwords
 def _write_subwords(out: Path, files: tuple[Path, Path], vocab_size: int, dataset: ParallelText) -> None:
     count = sum(1 for _ in read_pairs(*files))
@@ -218,30 +255,16 @@ def _write_subwords(out: Path, files: tuple[Path, Path], vocab_size: int, datase
             dictionary.write(f"{SEPARATOR} 1\n")
 
 
-class _Encoder:
-    """Splits the sentences of pairs into subwords."""
-
-    def __init__(self, model: Path) -> None:
-        self._processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
-
-    def __call__(self, pairs: Iterable[tuple[str, str]]) -> Iterator[Sentences]:
-        """Encode both sides of all pairs, in batches."""
-        batch: list[tuple[str, str]] = []
-        for pair in pairs:
-            batch.append(pair)
-            if len(batch) == BATCH:
-                yield from self._encode(batch)
-                batch = []
-        yield from self._encode(batch)
-
-    def _encode(self, batch: Sequence[tuple[str, str]]) -> Iterator[Sentences]:
-        sides = (self._processor.encode([pair[side] for pair in batch], out_type=str) for side in (0, 1))
-        return zip(*sides, strict=True)
+def _encoded(model: sentencepiece.SentencePieceProcessor, pairs: Iterable[tuple[str, str]]) -> Iterator[Sentences]:
+    """Split both sentences of all pairs into subwords, in batches."""
+    remaining = iter(pairs)
+    while batch := list(islice(remaining, BATCH)):
+        yield from zip(*(model.encode([pair[side] for pair in batch], out_type=str) for side in (0, 1)), strict=True)
 
 
 # ------------------------------------------------------------------------------------------------------------ splits
 def _write_training(
-    out: Path, languages: tuple[str, str], encode: _Encoder, pairs: Pairs, dataset: ParallelText
+    out: Path, languages: tuple[str, str], encode: Encode, pairs: Pairs, dataset: ParallelText
 ) -> dict[str, Any]:
     """Encode the pairs that are fit for training; return the counts of pairs kept and left out."""
     dropped: Counter[str] = Counter()
@@ -272,7 +295,7 @@ def _reason(source: int, target: int, dataset: ParallelText) -> str | None:
 
 
 def _write_evaluation(
-    out: Path, split: str, languages: tuple[str, str], encode: _Encoder, pairs: Pairs, dataset: ParallelText
+    out: Path, split: str, languages: tuple[str, str], encode: Encode, pairs: Pairs, dataset: ParallelText
 ) -> dict[str, Any]:
     """Encode all pairs, since one left out would not be scored, and write the references."""
     texts = list(pairs)  # evaluation sets fit into the memory, unlike training sets

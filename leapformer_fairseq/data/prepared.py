@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..support.errors import LeapformerError
 from ..support.files import holds_files, replacing
 
 STATE = "prepared.json"
 Summary = dict[str, Any]
+T = TypeVar("T")
 
 
 def begin(out: Path, options: Mapping[str, Any]) -> Summary | None:
@@ -20,23 +21,38 @@ def begin(out: Path, options: Mapping[str, Any]) -> Summary | None:
     Raises LeapformerError if `out` contains anything else, so that foreign files are never overwritten and data sets
     never mixed.
     """
+    state = read_state(out, lambda state: (dict(state["options"]), state["summary"]))
+    if state is None:
+        out.mkdir(parents=True, exist_ok=True)
+        finish(out, options, None)
+        return None
+    recorded, summary = state
+    need_same(out, recorded, options)
+    return summary
+
+
+def read_state(out: Path, parse: Callable[[Any], T]) -> T | None:
+    """What `parse` makes of the state file in `out`; None for a new folder.
+
+    Raises LeapformerError for a damaged file, and for a folder that has none but holds something else.
+    """
     path = out / STATE
     if not path.is_file():
         if out.exists() and (not out.is_dir() or holds_files(out)):
             raise LeapformerError(f"{out} holds something else (no {STATE} in it); choose another --out")
-        out.mkdir(parents=True, exist_ok=True)
-        finish(out, options, None)
         return None
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-        recorded, summary = state["options"], state["summary"]
-        different = [name for name in {**recorded, **options} if recorded.get(name) != options.get(name)]
+        return parse(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LeapformerError(f"{path} is damaged ({error}); remove {out} or choose another --out") from error
-    if different:
-        difference = f"{different[0]} {recorded.get(different[0])}, not {options.get(different[0])}"
-        raise LeapformerError(f"{out} was prepared with {difference}; choose another --out or delete it")
-    return summary
+
+
+def need_same(out: Path, recorded: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Raise LeapformerError if the data in `out` were prepared with other options."""
+    for name in {**recorded, **options}:
+        if recorded.get(name) != options.get(name):
+            difference = f"{name} {recorded.get(name)}, not {options.get(name)}"
+            raise LeapformerError(f"{out} was prepared with {difference}; choose another --out or delete it")
 
 
 def finish(out: Path, options: Mapping[str, Any], summary: Summary | None) -> None:

@@ -34,7 +34,14 @@ class Recording:
 
 
 class Unusable(Exception):
-    """A recording must be left out; the message is the reason in a word or two, for the statistics."""
+    """A recording must be left out: the `reason` is a word or two for the statistics, the message is for the user."""
+
+    def __init__(self, reason: str, message: str = "") -> None:
+        super().__init__(reason, message)  # pickle rebuilds an exception from `args`, between processes
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.args[1] or self.reason
 
 
 def read_segment(recording: Recording) -> np.ndarray:

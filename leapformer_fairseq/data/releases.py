@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from ..support.errors import LeapformerError
 from ..support.lines import find_text, read_lines, write_lines
-from .catalogues import read_messages
 from .download import fetch, member_lines
 
 MULTI30K = "https://github.com/multi30k/dataset/raw/master/data/task1/raw"
@@ -43,6 +42,8 @@ _SEGMENT_OR_TALK = re.compile(rf"{_SEGMENT.pattern}|<doc\b")
 _TITLE = re.compile(r"</?(?:title|description)>")
 
 Texts = dict[str, Callable[[], Iterable[str]]]  # name of a file -> function that yields its lines
+Reader = Callable[[Path, str], Iterable[str]]  # yields the sentences of an archive's member
+Sources = dict[str, Sequence[tuple[str, str, Reader]]]  # split -> (address of the archive, member, reader)
 
 
 def nothing(root: Path, languages: Sequence[str], download: bool) -> None:
@@ -63,23 +64,17 @@ def iwslt14(root: Path, languages: Sequence[str], download: bool) -> None:
     Every 23rd sentence of the training text is in the validation set; the test set joins five published sets.
     """
 
-    def training(language: str) -> Iterator[str]:
-        return _without_tags(member_lines(archive, f"de-en/train.tags.de-en.{language}"))
+    def part(valid: bool, archive: Path, member: str) -> Iterator[str]:
+        lines = enumerate(_tagged(archive, member), 1)
+        return (line for n, line in lines if (n % IWSLT14_VALID == 0) == valid)
 
-    def every(language: str, valid: bool) -> Iterator[str]:
-        return (line for n, line in enumerate(training(language), 1) if (n % IWSLT14_VALID == 0) == valid)
-
-    def testing(language: str) -> Iterator[str]:
-        names = (f"de-en/IWSLT14.{name}.de-en.{language}.xml" for name in IWSLT14_TESTS)
-        return chain.from_iterable(_segments(archive, name) for name in names)
-
-    texts: Texts = {}
-    for language in languages:
-        texts[f"train.{language}"] = partial(every, language, valid=False)
-        texts[f"valid.{language}"] = partial(every, language, valid=True)
-        texts[f"test.{language}"] = partial(testing, language)
-    archive = root / _file_name(IWSLT14)
-    _provide(root, texts, [IWSLT14], download)
+    training = "de-en/train.tags.de-en.{language}"
+    sources: Sources = {
+        "train": [(IWSLT14, training, partial(part, False))],
+        "valid": [(IWSLT14, training, partial(part, True))],
+        "test": [(IWSLT14, f"de-en/IWSLT14.{name}.de-en.{{language}}.xml", _segments) for name in IWSLT14_TESTS],
+    }
+    _provide(root, _texts(root, languages, sources), [IWSLT14], download)
 
 
 def iwslt14_documents(root: Path, languages: Sequence[str], download: bool) -> None:
@@ -88,9 +83,9 @@ def iwslt14_documents(root: Path, languages: Sequence[str], download: bool) -> N
     The validation set is dev2010 and the test set tst2010 to tst2012, as in Miculicich et al. (2018, D18-1325). The
     archive is not downloaded. Raises LeapformerError if both a file and the archive are missing.
     """
-    sets = {split: [f"IWSLT14.{name}" for name in names] for split, names in IWSLT14_TALKS.items()}
     page = f"{IWSLT14_PAGE} and take texts/{'/'.join(languages)}/{{archive}} out of 2014-01.tgz"
-    _provide_talks(root, languages, sets, _talks, _SEGMENT_OR_TALK, page)
+    segments = partial(_segments, pattern=_SEGMENT_OR_TALK)
+    _provide_talks(root, languages, "IWSLT14.", IWSLT14_TALKS, _talks, segments, page)
 
 
 def iwslt17(root: Path, languages: Sequence[str], download: bool) -> None:
@@ -99,43 +94,36 @@ def iwslt17(root: Path, languages: Sequence[str], download: bool) -> None:
     The validation set is tst2011 to tst2014 and the test set tst2015, as in Treviso et al. (2022, arXiv:2109.12188).
     The archive is not downloaded. Raises LeapformerError if both a file and the archive are missing.
     """
-    sets = {split: [f"IWSLT17.TED.{name}" for name in names] for split, names in IWSLT17_SETS.items()}
-    _provide_talks(root, languages, sets, _without_tags, _SEGMENT, f"{IWSLT17_PAGE}, whose texts hold {{archive}}")
+    page = f"{IWSLT17_PAGE}, whose texts hold {{archive}}"
+    _provide_talks(root, languages, "IWSLT17.TED.", IWSLT17_SETS, _tagged, _segments, page)
 
 
 def _provide_talks(
     root: Path,
     languages: Sequence[str],
+    prefix: str,
     sets: Mapping[str, Sequence[str]],
-    sentences: Callable[[Iterable[str]], Iterator[str]],
-    pattern: re.Pattern[str],
-    source: str,
+    training: Reader,
+    evaluation: Reader,
+    page: str,
 ) -> None:
     """Extract missing files from an archive of WIT3, which only a browser can download.
 
-    `sets` names the sets of the validation and test splits. `sentences` extracts the sentences of the training text,
-    `pattern` those of the other sets. `source` tells the user where the {archive} is.
+    `sets` names the sets of the validation and test splits, without the `prefix` of their files. `page` tells the user
+    where the {archive} is.
     """
     pair = "-".join(languages)
     archive = root / f"{pair}.tgz"
-
-    def training(language: str) -> Iterator[str]:
-        return sentences(member_lines(archive, f"{pair}/train.tags.{pair}.{language}"))
-
-    def evaluation(language: str, names: Iterable[str]) -> Iterator[str]:
-        members = (f"{pair}/{name}.{pair}.{language}.xml" for name in names)
-        return chain.from_iterable(_segments(archive, member, pattern) for member in members)
-
-    texts: Texts = {}
-    for language in languages:
-        texts[f"train.{language}"] = partial(training, language)
-        for split, names in sets.items():
-            texts[f"{split}.{language}"] = partial(evaluation, language, names)
+    sources: Sources = {"train": [(archive.name, f"{pair}/train.tags.{pair}.{{language}}", training)]}
+    for split, names in sets.items():
+        members = [f"{pair}/{prefix}{name}.{pair}.{{language}}.xml" for name in names]
+        sources[split] = [(archive.name, member, evaluation) for member in members]
+    texts = _texts(root, languages, sources)
     missing = next((name for name in texts if find_text(root, [name]) is None), None)
     if missing and not archive.is_file():
         raise LeapformerError(
             f"no file {root / missing}, and no {archive.name} next to it to extract it from; get it with a browser "
-            f"from {source.format(archive=archive.name)}"
+            f"from {page.format(archive=archive.name)}"
         )
     _provide(root, texts, [archive.name], download=False)
 
@@ -146,23 +134,13 @@ def wmt14(root: Path, languages: Sequence[str], download: bool) -> None:
     The training text is Europarl 7, Common Crawl and News Commentary 9, the validation set newstest2013, and the test
     set newstest2014 (3,003 sentences).
     """
-
-    def training(language: str) -> Iterator[str]:
-        texts = (member_lines(root / _file_name(url), f"{stem}.{language}") for url, stem in WMT14_TRAIN.items())
-        return chain.from_iterable(texts)
-
-    def testing(language: str) -> Iterator[str]:
+    sources: Sources = {
+        "train": [(url, f"{stem}.{{language}}", member_lines) for url, stem in WMT14_TRAIN.items()],
+        "valid": [(WMT14_VALID, "dev/newstest2013.{language}", member_lines)],
         # The files for English to German; for the other direction, source and reference have the same texts.
-        side = "src" if language == "en" else "ref"
-        return _segments(root / _file_name(WMT14_TEST), f"test-full/newstest2014-deen-{side}.{language}.sgm")
-
-    valid = root / _file_name(WMT14_VALID)
-    texts: Texts = {}
-    for language in languages:
-        texts[f"train.{language}"] = partial(training, language)
-        texts[f"valid.{language}"] = partial(member_lines, valid, f"dev/newstest2013.{language}")
-        texts[f"test.{language}"] = partial(testing, language)
-    _provide(root, texts, [*WMT14_TRAIN, WMT14_VALID, WMT14_TEST], download)
+        "test": [(WMT14_TEST, "test-full/newstest2014-deen-{side}.{language}.sgm", _segments)],
+    }
+    _provide(root, _texts(root, languages, sources), [*WMT14_TRAIN, WMT14_VALID, WMT14_TEST], download)
 
 
 def tatoeba(root: Path) -> Iterator[tuple[str, str, str]]:
@@ -217,6 +195,55 @@ def glue(root: Path, task: str, names: Iterable[str], download: bool) -> None:
     _provide(root / task, texts, [url], download)
 
 
+# gettext's catalogues: https://www.gnu.org/software/gettext/manual/html_node/PO-Files.html
+_STRING = re.compile(r'(?:(msgctxt|msgid|msgid_plural|msgstr|msgstr\[\d+\])\s+)?"((?:[^"\\]|\\.)*)"')
+_ESCAPE = re.compile(r"\\(.)")
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+
+
+@dataclass
+class Message:
+    """An entry of a catalogue; `texts` are its strings by keyword: msgid, msgstr, msgctxt, msgid_plural, msgstr[0].
+
+    It is `damaged` if one of its lines cannot be parsed.
+    """
+
+    flags: set[str] = field(default_factory=set)
+    texts: dict[str, str] = field(default_factory=dict)
+    damaged: bool = False
+
+
+def read_messages(path: Path) -> Iterator[Message]:
+    """The messages of a catalogue, without obsolete entries (#~) and without the header, whose msgid is empty.
+
+    Raises LeapformerError if the file is not text.
+    """
+    return (message for message in _entries(path) if message.texts.get("msgid"))
+
+
+def _entries(path: Path) -> Iterator[Message]:
+    message, keyword = Message(), ""
+    for line in map(str.strip, read_lines(path)):
+        if not line or line.startswith("#"):
+            if message.texts:  # a comment belongs to the message that follows
+                yield message
+                message, keyword = Message(), ""
+            if line.startswith("#,"):
+                message.flags.update(flag.strip() for flag in line[2:].split(","))
+            continue
+        match = _STRING.fullmatch(line)
+        if match is None or not (match[1] or keyword):
+            message.damaged = True
+            continue
+        if match[1] in ("msgid", "msgctxt") and "msgid" in message.texts:  # no empty line between two messages
+            yield message
+            message = Message()
+        keyword = match[1] or keyword  # without one, the string continues the previous line's
+        text = _ESCAPE.sub(lambda escaped: _ESCAPES.get(escaped[1], escaped[1]), match[2])
+        message.texts[keyword] = message.texts.get(keyword, "") + text
+    yield message
+
+
 def _provide(root: Path, texts: Texts, urls: Sequence[str], download: bool) -> None:
     """Write the files of `texts` that are missing, from archives that are downloaded if allowed.
 
@@ -238,17 +265,28 @@ def _file_name(url: str) -> str:
     return url.rpartition("/")[2]
 
 
-def _without_tags(lines: Iterable[str]) -> Iterator[str]:
+def _texts(root: Path, languages: Sequence[str], sources: Sources) -> Texts:
+    """The texts SPLIT.LANGUAGE, each joined of the members of its split; {language} and {side} are filled in."""
+
+    def lines(split: str, language: str) -> Iterator[str]:
+        side = "src" if language == "en" else "ref"
+        for address, member, read in sources[split]:
+            yield from read(root / _file_name(address), member.format(language=language, side=side))
+
+    return {f"{split}.{language}": partial(lines, split, language) for language in languages for split in sources}
+
+
+def _tagged(archive: Path, member: str) -> Iterator[str]:
     """The sentences, titles and descriptions of talks, without URLs, keywords and names, which are not translated."""
-    for line in lines:
+    for line in member_lines(archive, member):
         text = _TITLE.sub("", line).strip()
         if not text.startswith("<"):
             yield text
 
 
-def _talks(lines: Iterable[str]) -> Iterator[str]:
+def _talks(archive: Path, member: str) -> Iterator[str]:
     """The sentences of talks without titles and descriptions, with an empty line before each talk."""
-    for line in lines:
+    for line in member_lines(archive, member):
         text = line.strip()
         if text.startswith("<url>"):  # the first tag of each talk
             yield ""

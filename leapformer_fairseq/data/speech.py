@@ -23,9 +23,10 @@ from tqdm import tqdm
 
 from ..runtime.audio import FRAME_MS, SAMPLE_RATE, fbank
 from ..support.errors import LeapformerError
-from ..support.files import holds_files, replacing
+from ..support.files import replacing
 from ..support.lines import write_lines
 from ..support.processes import pool_of
+from . import prepared
 from .manifests import (
     BINS,
     CMVN,
@@ -40,7 +41,6 @@ from .recordings import Recording, Unusable, need_recordings
 from .text import tidy
 
 TASKS = ("asr", "st")  # with transcripts or translations as targets
-STATE = "prepared.json"
 VOCAB_SIZE = 10_000
 MIN_FRAMES, MAX_TRAINING_FRAMES = 5, 3000  # frames of 10 ms, as in fairseq's recipes
 STATISTICS_FROM = 50_000  # at most about this many utterances, evenly spread over the training split
@@ -121,28 +121,24 @@ def _complete_splits(out: Path, dataset: SpeechDataset, root: Path, vocab_size: 
 
     Raises LeapformerError if the folder holds anything else, so that data sets are never mixed.
     """
-    path = out / STATE
-    if not path.is_file():
-        if out.exists() and (not out.is_dir() or holds_files(out)):
-            raise LeapformerError(f"{out} holds something else (no {STATE} in it); choose another --out")
+    state = prepared.read_state(out, lambda state: _parsed(state, dataset))
+    if state is None:
         return {}
-    try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-        splits = {split: SplitSummary(**summary) for split, summary in state["splits"].items()}
-        recorded = {name: state[name] for name in ("dataset", "root", "vocab_size")}
-        # Folders of older versions lack these two; the transcripts then have the type of the translations.
-        recorded["vocab_type"] = state.get("vocab_type", dataset.vocab_type)
-        recorded["transcript_type"] = state.get("transcript_type", recorded["vocab_type"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LeapformerError(f"{path} is damaged ({error}); remove {out} or choose another --out") from error
+    recorded, splits = state
     options = _options(dataset, root, vocab_size)
     if set(splits) == set(dataset.splits):
         recorded["root"] = options["root"]  # no longer needed, so the release may have been moved
-    for name in options:
-        if recorded[name] != options[name]:
-            difference = f"{name} {recorded[name]}, not {options[name]}"
-            raise LeapformerError(f"{out} was prepared with {difference}; choose another --out")
+    prepared.need_same(out, recorded, options)
     return splits
+
+
+def _parsed(state: Any, dataset: SpeechDataset) -> tuple[dict[str, Any], dict[str, SplitSummary]]:
+    """The options and the splits in a state file."""
+    recorded = {name: state[name] for name in ("dataset", "root", "vocab_size")}
+    # Folders of older versions lack these two; the transcripts then have the type of the translations.
+    recorded["vocab_type"] = state.get("vocab_type", dataset.vocab_type)
+    recorded["transcript_type"] = state.get("transcript_type", recorded["vocab_type"])
+    return recorded, {split: SplitSummary(**summary) for split, summary in state["splits"].items()}
 
 
 def _options(dataset: SpeechDataset, root: Path, vocab_size: int) -> dict[str, Any]:
@@ -153,7 +149,7 @@ def _options(dataset: SpeechDataset, root: Path, vocab_size: int) -> dict[str, A
 def _write_state(out: Path, dataset: SpeechDataset, root: Path, vocab_size: int, done: dict[str, SplitSummary]) -> None:
     splits = {split: asdict(summary) for split, summary in done.items()}
     state = {**_options(dataset, root, vocab_size), "splits": splits}
-    with replacing(out / STATE) as part:
+    with replacing(out / prepared.STATE) as part:
         part.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
 
 
@@ -198,33 +194,6 @@ class _Extraction:
         return replace(recording, source=source, target=target), features
 
 
-class _Split:
-    """Collects a split's archive, manifest rows and statistics, recording by recording."""
-
-    def __init__(self, archive: FeatureArchive) -> None:
-        self.rows: dict[str, list[list[str]]] = {task: [] for task in TASKS}
-        self.statistics = BinStatistics()
-        self._archive, self._frames = archive, 0
-        self.left_out: list[tuple[str, Path, str]] = []  # (id, path, reason)
-
-    def add(self, recording: Recording, features: np.ndarray | str, in_statistics: bool) -> None:
-        """Store a recording; if `features` is a text, it is the reason to leave the recording out."""
-        if isinstance(features, str):
-            self.left_out.append((recording.id, recording.path, features))
-            return
-        stored = self._archive.add(recording.id, features)
-        self._frames += stored.frames
-        for task, text in zip(TASKS, (recording.source, recording.target), strict=True):
-            self.rows[task].append([recording.id, stored.address, str(stored.frames), text, recording.speaker])
-        if in_statistics:
-            self.statistics.add(features)
-
-    def summary(self) -> SplitSummary:
-        """The summary of the recordings added so far."""
-        dropped = dict(Counter(reason for _, _, reason in self.left_out))
-        return SplitSummary(len(self.rows[TASKS[0]]), round(self._frames * FRAME_MS / 1000, 2), dropped)
-
-
 def _prepare_split(
     dataset: SpeechDataset, name: str, recordings: list[Recording], out: Path, run: Callable[..., Iterable[Any]]
 ) -> SplitSummary:
@@ -237,23 +206,35 @@ def _prepare_split(
         wav_folder=None if training else _new_wav_folder(out, name),
     )
     every = math.ceil(len(recordings) / STATISTICS_FROM)
+    rows: dict[str, list[list[str]]] = {task: [] for task in TASKS}
+    left_out: list[tuple[str, Path, str]] = []
+    statistics, frames = BinStatistics(), 0
     path = out / f"fbank{BINS}_{name}.zip"
     # The archive takes its name once it is complete; a split interrupted before that is prepared again.
     with replacing(path) as part, FeatureArchive(part, path.name) as archive:
-        split = _Split(archive)
-        results = run(extract, recordings)
-        progress = tqdm(results, total=len(recordings), desc=f"{dataset.name} {name}", unit="utt", mininterval=1.0)
+        progress = tqdm(
+            run(extract, recordings), total=len(recordings), desc=f"{dataset.name} {name}", unit="utt", mininterval=1.0
+        )
         for rank, (recording, features) in enumerate(progress):
-            split.add(recording, features, in_statistics=rank % every == 0)
-    summary = split.summary()
-    if split.left_out:
-        write_lines(out / f"left_out_{name}.tsv", ("\t".join(map(str, row)) for row in split.left_out))
+            if isinstance(features, str):  # the reason to leave the recording out
+                left_out.append((recording.id, recording.path, features))
+                continue
+            stored = archive.add(recording.id, features)
+            frames += stored.frames
+            for task, text in zip(TASKS, (recording.source, recording.target), strict=True):
+                rows[task].append([recording.id, stored.address, str(stored.frames), text, recording.speaker])
+            if rank % every == 0:
+                statistics.add(features)
+    dropped = dict(Counter(reason for _, _, reason in left_out))
+    summary = SplitSummary(len(rows[TASKS[0]]), round(frames * FRAME_MS / 1000, 2), dropped)
+    if left_out:
+        write_lines(out / f"left_out_{name}.tsv", ("\t".join(map(str, row)) for row in left_out))
     if not summary.utterances:
         raise LeapformerError(f"all of split {name} was left out ({summary.reasons()}); check the audio files")
     if training:
-        split.statistics.save(out / CMVN)
+        statistics.save(out / CMVN)
     for task in TASKS:
-        write_manifest(out / f"{name}_{task}.tsv", split.rows[task])
+        write_manifest(out / f"{name}_{task}.tsv", rows[task])
     return summary
 
 

@@ -5,9 +5,9 @@ A folder of talks contains `recordings.txt`, the path of one recording per line,
 `references.txt` and `transcripts.txt`, the translation and the transcript of each segment. These are the formats of
 simulstream, OmniSTEval and `leapformer score --segments`. `talks.json` records how the set was made.
 
-The recordings of published talks are not copied. These are MuST-C (see `mustc`) and ACL 60/60 (Salesky et al., 2023,
-2023.iwslt-1.2), in ROOT/2/acl_6060/{dev,eval}/{full_wavs/*.wav, text/txt/ACL.6060.SPLIT.en-xx.LANGUAGE.txt}. The latter
-release lacks segment times, which IWSLT publishes as a YAML file.
+The recordings of published talks are not copied. These are MuST-C (see `speech_releases`) and ACL 60/60 (Salesky et
+al., 2023, 2023.iwslt-1.2), in ROOT/2/acl_6060/{dev,eval}/{full_wavs/*.wav,
+text/txt/ACL.6060.SPLIT.en-xx.LANGUAGE.txt}. The latter lacks segment times, which IWSLT publishes as a YAML file.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..runtime.audio import check_file
 from ..support.errors import LeapformerError
 from ..support.files import locked_folder, read_json, write_json
 from ..support.lines import read_lines, write_lines
-from . import mustc
 from .recordings import Recording, need_file, need_recordings
+from .speech_releases import read_segments
 from .text import tidy
 
 RECORDINGS, SEGMENTS, REFERENCES, TRANSCRIPTS = "recordings.txt", "segments.yaml", "references.txt", "transcripts.txt"
@@ -104,7 +104,7 @@ def read_acl6060(root: Path, split: str, language: str, times: Path) -> list[Rec
         raise LeapformerError(f"no folder {places[0] / split / 'full_wavs'}; ROOT is where the release was unpacked")
     need_file(times)
     texts = [folder / "text" / "txt" / f"ACL.6060.{split}.en-xx.{name}.txt" for name in ("en", language)]
-    return mustc.read_segments(folder / "full_wavs", times, *texts)
+    return read_segments(folder / "full_wavs", times, *texts)
 
 
 def _by_talk(segments: Sequence[Recording]) -> list[tuple[Path, list[Recording]]]:

@@ -75,29 +75,21 @@ def phonemes_with_durations(
 def write_tts_manifest(path: Path, rows: Sequence[Row]) -> None:
     """Write a manifest for fairseq's text_to_speech task; unless all rows have durations, that column is omitted."""
     aligned = all(row.durations is not None for row in rows)
-    columns = [column for column in COLUMNS if aligned or column != "duration"]
-    values = (
-        {
-            "id": row.id,
-            "audio": row.mel,
-            "n_frames": str(row.frames),
-            "tgt_text": " ".join(row.phonemes),
-            "speaker": row.speaker,
-            "duration": " ".join(map(str, row.durations or ())),
-            "src_text": row.text,
-            "recording": row.recording,
-        }
+    fields = (
+        (row.id, row.mel, str(row.frames), " ".join(row.phonemes), row.speaker)
+        + ((" ".join(map(str, row.durations or ())),) if aligned else ())
+        + (row.text, row.recording)
         for row in rows
     )
-    write_manifest(path, ([value[column] for column in columns] for value in values), columns)
+    write_manifest(path, fields, [column for column in COLUMNS if aligned or column != "duration"])
 
 
 def write_vocabulary(path: Path, rows: Iterable[Row]) -> None:
     """Write fairseq's dictionary of the phonemes in `rows`, most frequent first."""
-    # Equal counts are sorted by name, so that the same data always gives the same dictionary.
     counts = Counter(phoneme for row in rows for phoneme in row.phonemes)
-    lines = [f"{phoneme} {count}" for phoneme, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))]
-    write_lines(path, lines)
+    # Equal counts are sorted by name, so that the same data always gives the same dictionary.
+    ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    write_lines(path, (f"{phoneme} {count}" for phoneme, count in ordered))
 
 
 def scripts_of(manifests: Manifests, subset: str, speakers: Mapping[str, int] | None = None) -> list[Script]:

@@ -30,7 +30,7 @@ from ..modules import (
     swap_attention,
 )
 from ..support.errors import LeapformerError
-from .carry import CARRY
+from .encoder_out import CARRY
 from .presets import Preset, register_presets
 from .task import adapt
 

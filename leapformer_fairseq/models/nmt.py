@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..modules import OfAnyOrigin, add_attention_args, fill_attention_args
 from ..support.errors import LeapformerError
-from .lengths import add_length_args, fill_length_args
+from .encoder_out import add_length_args, fill_length_args
 from .presets import Preset, on_both_sides, register_presets
 from .task import adapt
 from .transformer import Decoder, Encoder

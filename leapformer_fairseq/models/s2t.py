@@ -23,11 +23,18 @@ from fairseq.models.speech_to_text.convtransformer import (
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
-from ..attention import sinusoids
-from ..modules import OfAnyOrigin, add_attention_args, fill_attention_args, fill_options, load_component, swap_attention
+from ..attention import Option, sinusoids
+from ..modules import (
+    OfAnyOrigin,
+    add_attention_args,
+    add_options,
+    fill_attention_args,
+    fill_options,
+    load_component,
+    swap_attention,
+)
 from ..support.errors import LeapformerError
-from .carry import CarryingEncoder
-from .lengths import EncoderOut, PredictingEncoder, add_length_args, build_length_predictor, fill_length_args
+from .encoder_out import EncoderOut, PassingEncoder, add_length_args, build_length_predictor, fill_length_args
 from .presets import Preset, on_both_sides, register_presets
 from .streaming_encoder import (
     ArrivingSource,
@@ -42,9 +49,34 @@ from .transformer import Decoder
 
 STRIDED = 2  # convolutions with stride 2: an encoder state stands for four frames
 DEFAULT_KERNELS = (3, 3)
+OPTIONS = (
+    Option(
+        "conv_kernel_sizes",
+        "3,3",
+        "kernels of the convolutions before the encoder; the first two halve the length",
+    ),
+    Option(
+        "encoder_freezing_updates",
+        0,
+        "do not train the encoder in the first X updates, which then take 0.6 of the time; for an encoder of "
+        "--load-pretrained-encoder-from",
+    ),
+    Option(
+        "join_sentences",
+        1,
+        "train on up to X recordings joined to one, with and without pauses, so that the model learns to go on after "
+        "the end of a sentence; a batch then has (X + 1) / 2 times as many frames on average",
+    ),
+    Option(
+        "speed_perturbation",
+        0.0,
+        "train on recordings played at rates drawn from 1 - X to 1 + X, with durations and frequencies changed; 0.1 is "
+        "usual",
+    ),
+)
 
 
-class S2TEncoder(PredictingEncoder, CarryingEncoder, ConvTransformerEncoder):
+class S2TEncoder(PassingEncoder, ConvTransformerEncoder):
     """fairseq's convolutional encoder with swapped attention and a recognition head if `--ctc-weight` asks for one.
 
     It corrects fairseq's in two ways. A sentence is encoded the same alone and in a batch: padding is zeroed between
@@ -208,34 +240,7 @@ class LeapformerS2TModel(OfAnyOrigin, ConvTransformerModel):
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
         ConvTransformerModel.add_args(parser)
-        parser.add_argument(
-            "--conv-kernel-sizes",
-            metavar="N,N,...",
-            help="kernels of the convolutions before the encoder; the first two halve the length (default: 3,3)",
-        )
-        parser.add_argument(
-            "--encoder-freezing-updates",
-            type=int,
-            metavar="N",
-            help="do not train the encoder in the first N updates, which then take 0.6 of the time; for an encoder of "
-            "--load-pretrained-encoder-from (default: 0)",
-        )
-        parser.add_argument(
-            "--join-sentences",
-            type=int,
-            default=1,
-            metavar="N",
-            help="train on up to N recordings joined to one, with and without pauses, so that the model learns to go "
-            "on after the end of a sentence; a batch then has (N + 1) / 2 times as many frames on average (default: 1)",
-        )
-        parser.add_argument(
-            "--speed-perturbation",
-            type=float,
-            default=0,
-            metavar="SHARE",
-            help="train on recordings played at rates drawn from 1 - SHARE to 1 + SHARE, with durations and "
-            "frequencies changed; 0.1 is usual (default: 0)",
-        )
+        add_options(parser, OPTIONS)
         add_chunk_args(parser)
         add_attention_args(parser)
         add_length_args(parser)
@@ -293,7 +298,7 @@ class LeapformerS2TModel(OfAnyOrigin, ConvTransformerModel):
 
 def leapformer_s2t(args: Namespace) -> None:
     """The LeaPformer paper's size: 12 encoder and 6 decoder layers, 256 wide, 8 heads, pre-norm."""
-    fill_options(args, {**_sizes(12, 6, 256, 1024, 8), "conv_kernel_sizes": "3,3", "encoder_freezing_updates": 0})
+    fill_options(args, {**_sizes(12, 6, 256, 1024, 8), **{option.name: option.default for option in OPTIONS}})
     fill_attention_args(args)
     fill_chunk_args(args)
     fill_length_args(args)

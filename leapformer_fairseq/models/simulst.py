@@ -19,10 +19,10 @@ from fairseq.models import register_model
 from fairseq.tasks.speech_to_text import SpeechToTextTask
 from torch import Tensor
 
-from ..attention import Context, PrefixMask
-from ..modules import IncrementalState, PassOptions, attentions, check_decoder, fill_options
+from ..attention import Context, Option, PrefixMask
+from ..modules import IncrementalState, PassOptions, add_options, attentions, check_decoder, fill_options
 from ..support.errors import LeapformerError
-from .lengths import EncoderOut
+from .encoder_out import EncoderOut
 from .presets import register_presets
 from .s2t import PRESETS, LeapformerS2TModel, leapformer_s2t
 from .speech_task import load_dataset_for_wait_k
@@ -30,6 +30,15 @@ from .task import override
 from .transformer import Decoder
 
 OFFLINE = "offline"
+OPTIONS = (
+    Option(
+        "waitk_lagging",
+        "5",
+        "k of wait-k; 1-9 draws k for every batch; offline sets no limit; 1-9,offline draws uniformly from these ten, "
+        "so every tenth batch on average trains translation of whole recordings",
+    ),
+    Option("fixed_pre_decision_ratio", 9, "encoder frames (40 ms each) between two decisions"),
+)
 END_CLOSED = "end_closed"  # key of the decoder's extra results: (B,), whether the sentence must not end here
 UNLIKELY = 100.0  # nats below the least likely token, so that sampling does not draw the end either
 
@@ -115,18 +124,7 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
         LeapformerS2TModel.add_args(parser)
-        parser.add_argument(
-            "--waitk-lagging",
-            metavar="K",
-            help="k of wait-k; 1-9 draws k for every batch; offline sets no limit; 1-9,offline draws uniformly from "
-            "these ten, so every tenth batch on average trains translation of whole recordings (default: 5)",
-        )
-        parser.add_argument(
-            "--fixed-pre-decision-ratio",
-            type=int,
-            metavar="N",
-            help="encoder frames (40 ms each) between two decisions (default: 9)",
-        )
+        add_options(parser, OPTIONS)
 
     @classmethod
     def build_model(cls, args: Namespace, task: Any) -> LeapformerSimulSTModel:
@@ -184,7 +182,7 @@ class LeapformerSimulSTModel(LeapformerS2TModel):
 
 def leapformer_simulst(args: Namespace) -> None:
     """The options of `leapformer_s2t`, k = 5, 360 ms per decision."""
-    fill_options(args, {"waitk_lagging": "5", "fixed_pre_decision_ratio": 9})
+    fill_options(args, {option.name: option.default for option in OPTIONS})
     leapformer_s2t(args)
 
 

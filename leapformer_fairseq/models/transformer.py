@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from ..modules import IncrementalState, attentions, check_vocabulary, remember_vocabulary, swap_attention
 from ..support.errors import LeapformerError
-from .carry import CarryingEncoder, receiving_carry
-from .lengths import EncoderOut, PredictingEncoder, build_length_predictor, set_target_length
+from .encoder_out import EncoderOut, PassingEncoder, build_length_predictor, receiving
 from .prompts import Prompted
 
 
-class Encoder(PredictingEncoder, CarryingEncoder, TransformerEncoderBase):
+class Encoder(PassingEncoder, TransformerEncoderBase):
     """A transformer encoder with the attention plan in `config` and, optionally, a length predictor."""
 
     def __init__(self, config: TransformerConfig, dictionary: Any, embed_tokens: nn.Embedding) -> None:
@@ -72,15 +71,14 @@ class Decoder(Prompted, TransformerDecoderBase):
                 "full_context_alignment: decoder self-attention is causal by construction and cannot look at later "
                 "tokens; leave it out"
             )
-        true_lengths = None  # which only a whole target shows
-        if incremental_state is None and self.context.facts.knows_lengths:
-            true_lengths = prev_output_tokens.ne(self.padding_idx).sum(1)
-        set_target_length(self.context, encoder_out, true_lengths)
         if incremental_state is not None:
             features = self.prompt_output(prev_output_tokens, incremental_state)
             if features is not None:
                 return features, {"attn": [None], "inner_states": []}
-        with receiving_carry(self.context, encoder_out):
+        true_lengths = None  # which only a whole target shows
+        if incremental_state is None and self.context.facts.knows_lengths:
+            true_lengths = prev_output_tokens.ne(self.padding_idx).sum(1)
+        with receiving(self.context, encoder_out, true_lengths):
             return super().extract_features_scriptable(
                 prev_output_tokens, encoder_out, incremental_state, False, *args, **kwargs
             )
@@ -104,12 +102,11 @@ class Decoder(Prompted, TransformerDecoderBase):
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
         x = self.dropout_module(x).transpose(0, 1)
-        set_target_length(self.context, encoder_out, None)
         source, padding = None, None
         if encoder_out is not None:
             source = encoder_out["encoder_out"][0]
             padding = (encoder_out["encoder_padding_mask"] or [None])[0]
-        with receiving_carry(self.context, encoder_out):
+        with receiving(self.context, encoder_out):
             for i in range(len(self.layers)):
                 x, _, _ = self.layers[i](x, source, padding, incremental_state)
         if self.layer_norm is not None:

@@ -34,21 +34,20 @@ from ..modules import (
     swap_attention,
 )
 from ..support.errors import LeapformerError
-from .carry import CarryingEncoder, receiving_carry
-from .lengths import (
+from .encoder_out import (
     EncoderOut,
-    PredictingEncoder,
+    PassingEncoder,
     add_length_args,
     build_length_predictor,
     fill_length_args,
     predicted_length,
-    set_target_length,
+    receiving,
 )
 from .presets import Preset, on_both_sides, register_presets
 from .task import adapt
 
 
-class TTSEncoder(PredictingEncoder, CarryingEncoder, TTSTransformerEncoder):
+class TTSEncoder(PassingEncoder, TTSTransformerEncoder):
     """fairseq's phoneme encoder with swapped attention, and with padding zeroed between its convolutions.
 
     A sentence is therefore encoded the same alone and in a batch, except that batch normalisation in training depends
@@ -126,8 +125,8 @@ class TTSDecoder(TTSTransformerDecoder):
         speaker: Tensor | None = None,
         **unused: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        set_target_length(self.context, encoder_out, target_lengths if incremental_state is None else None)
-        with receiving_carry(self.context, encoder_out):
+        true_lengths = target_lengths if incremental_state is None else None
+        with receiving(self.context, encoder_out, true_lengths):
             x, extra = super().extract_features(prev_outputs, encoder_out, incremental_state, target_lengths, speaker)
         alignment = extra["attn"] if self.guided and incremental_state is None else None
         if alignment is not None and encoder_out is not None:  # only for the loss: generation shows the weights

@@ -156,15 +156,23 @@ def runs_table(rows: Sequence[Row]) -> Table:
     """The table of the rows of `compare`: scores with their range over seeds, and the difference from softmax."""
     names = [name for name in MEASURES if any(name in row["scores"] for row in rows)]
     sets = [Column("set")] if len({row["set"] for row in rows}) > 1 else []
-    columns = [*sets, Column("attention"), Column("seeds")]
+    shared = set.intersection(*(set(_options(row)) for row in rows))
+    differing = Column("options", of=lambda row: " ".join(word for word in _options(row) if word not in shared))
+    varied = [differing] if len({(row["set"], row["attention"]) for row in rows}) < len(rows) else []
+    columns = [*sets, Column("attention"), *varied, Column("seeds")]
     columns += [Column(f"scores.{name}", name, _form(name)) for name in names]
     differences = Column(
         "difference",
         f"to {BASELINE}",
-        of=lambda row: row["difference"] and f"{row['difference']:+{_form(row['measure'])}}",
+        of=lambda row: None if row["difference"] is None else f"{row['difference']:+{_form(row['measure'])}}",
     )
     columns += [differences, Column("valid_loss", "valid loss", ".3f"), Column("epochs", "best epoch")]
     return Table(rows, [*columns, Column("parameters", form=",")])
+
+
+def _options(row: Mapping[str, Any]) -> list[str]:
+    """The options of a row's runs, each with its value."""
+    return re.split(r" (?=--)", row["options"])
 
 
 def _form(measure: str) -> str:

@@ -69,11 +69,6 @@ def add_command(parser: argparse.ArgumentParser, module: ModuleType) -> None:
     The module has `OPTIONS` and `run`, or `STEPS`, {name: step}, whose metavar is `STEP`. Its docstring, which begins
     with the name of the command and a colon, describes it.
     """
-    if hasattr(module, "add_arguments") and not hasattr(module, "OPTIONS"):
-        parser.description = module.HELP
-        module.add_arguments(parser)
-        parser.set_defaults(run=module.run)
-        return
     parser.description = described(module.__doc__ or "")
     parser.usage, parser.epilog = getattr(module, "USAGE", None), getattr(module, "EPILOG", None)
     if not hasattr(module, "STEPS"):

@@ -22,7 +22,7 @@ def environment() -> dict[str, str | int | None]:
         "leapformer_fairseq": __version__,
         "commit": _commit(PLUGIN_DIR),
         "python": platform.python_version(),
-        **{name: _version(distribution) for name, distribution in LIBRARIES.items()},
+        **{name: version_of(distribution) for name, distribution in LIBRARIES.items()},
         "cpu": _cpu(),
         "threads": _threads(),
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
@@ -37,7 +37,8 @@ def signature(**options: object) -> str:
     return "|".join(f"{name}:{value}" for name, value in {**environment(), **options}.items())
 
 
-def _version(distribution: str) -> str | None:
+def version_of(distribution: str) -> str | None:
+    """The version of an installed library; None without it."""
     try:
         return version(distribution)
     except PackageNotFoundError:

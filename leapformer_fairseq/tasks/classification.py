@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq.data import FairseqDataset
+from fairseq.data.data_utils import collate_tokens
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
-from torch import Tensor
 
 from ..data.arrays import About, Split, read_about
 from ..support.errors import LeapformerError
@@ -49,7 +49,8 @@ class ClassificationDataset(FairseqDataset):
         if not samples:
             return {}
         columns = zip(*(sample["sequences"] for sample in samples), strict=True)
-        tokens = [self._padded(list(column)) for column in columns]
+        width = max(1, self.padded_length)  # not 0, even if all sequences are empty
+        tokens = [collate_tokens(column, PAD, pad_to_length=width) for column in columns]
         return {
             "id": torch.tensor([sample["id"] for sample in samples]),
             "nsentences": len(samples),
@@ -57,13 +58,6 @@ class ClassificationDataset(FairseqDataset):
             "net_input": {"tokens": tokens},
             "target": torch.tensor([sample["label"] for sample in samples]),
         }
-
-    def _padded(self, sequences: list[Tensor]) -> Tensor:
-        width = self.padded_length or max(1, *(len(sequence) for sequence in sequences))  # not 0, even if all are empty
-        tokens = torch.full((len(sequences), width), PAD)
-        for row, sequence in zip(tokens, sequences, strict=True):
-            row[: len(sequence)] = sequence
-        return tokens
 
     def num_tokens(self, index: int) -> int:
         return int(self.sizes[index])

@@ -140,7 +140,20 @@ class TestSlowLibrariesAreImportedWhereTheyAreUsed:
     def test_help_needs_none(self, tmp_path):
         names = (
             *("user-dir", "list", "corpus", "prepare", "recipe", "average", "score", "compare", "tts", "eval-stream"),
-            *("bench", "plot", "maps", "ablate", "lra", "report", "table", "probe"),
+            *(
+                "bench",
+                "plot",
+                "maps",
+                "ablate",
+                "lra",
+                "report",
+                "table",
+                "probe",
+                "export",
+                "simulate",
+                "curve",
+                "study",
+            ),
         )
         out = self.run(tmp_path, *(f"{name} --help" for name in names))
         assert [name for name in names if f"usage: leapformer {name} " not in out] == []

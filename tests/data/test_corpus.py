@@ -14,7 +14,7 @@ import soundfile
 from leapformer_fairseq.cli import corpus as command
 from leapformer_fairseq.compat import patches
 from leapformer_fairseq.data.corpus import build as building
-from leapformer_fairseq.data.corpus import espeak, files, folder
+from leapformer_fairseq.data.corpus import espeak, folder
 from leapformer_fairseq.data.corpus.build import SIZES, build
 from leapformer_fairseq.data.corpus.folder import Corpus
 from leapformer_fairseq.data.corpus.plan import SEED, SPLITS, VOICES, Utterance, fingerprint, of_split, plan
@@ -140,7 +140,7 @@ def test_manifests_recordings_and_lists_agree(tiny: Corpus):
 
 
 def test_subwords_have_fairseqs_ids_and_cover_the_text(tiny: Corpus):
-    for task in files.TASKS:
+    for task in building.TASKS:
         model = sentencepiece.SentencePieceProcessor(model_file=str(tiny.folder / f"spm_{task}.model"))
         assert (model.bos_id(), model.pad_id(), model.eos_id(), model.unk_id()) == (0, 1, 2, 3)
         dictionary = (tiny.folder / f"spm_{task}.txt").read_text(encoding="utf-8").splitlines()
@@ -149,7 +149,7 @@ def test_subwords_have_fairseqs_ids_and_cover_the_text(tiny: Corpus):
             assert model.unk_id() not in model.encode(row["tgt_text"])
 
 
-@pytest.mark.parametrize("task", files.TASKS)
+@pytest.mark.parametrize("task", building.TASKS)
 def test_fairseq_loads_it(tiny: Corpus, task: str, monkeypatch, tmp_path):
     from fairseq.data import Dictionary, encoders
     from fairseq.data.audio.data_cfg import S2TDataConfig
@@ -189,7 +189,7 @@ def test_two_builds_give_the_same_bytes_with_any_number_of_processes_and_an_inte
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(files, "write_manifests", interrupt)
+        patched.setattr(building, "write_manifests", interrupt)
         with pytest.raises(KeyboardInterrupt):
             build_tiny(tmp_path / "again")
     assert not (tmp_path / "again").exists()

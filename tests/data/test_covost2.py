@@ -9,13 +9,16 @@ import pytest
 import soundfile
 
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.data import covost2, speech
+from leapformer_fairseq.data import speech
 from leapformer_fairseq.data.manifests import read_manifest
 from leapformer_fairseq.data.recordings import resample
+from leapformer_fairseq.data.speech_releases import DATASETS
 from leapformer_fairseq.runtime.audio import read_speech
 from leapformer_fairseq.support.errors import LeapformerError
 
 from .trees import RATE, Spoken, covost2_tree, noises
+
+COVOST2 = DATASETS["covost2"]
 
 SPLITS = ("train", "train_covost", "dev", "test")
 mp3 = pytest.mark.skipif("MP3" not in soundfile.available_formats(), reason="libsndfile without mp3")
@@ -31,7 +34,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def prepared(root: Path, out: Path) -> dict[str, speech.SplitSummary]:
-    return speech.prepare(covost2.DATASET, root, out, vocab_size=40)
+    return speech.prepare(COVOST2, root, out, vocab_size=40)
 
 
 def tone(seconds: float, rate: int, hertz: float = 440) -> np.ndarray:
@@ -40,20 +43,20 @@ def tone(seconds: float, rate: int, hertz: float = 440) -> np.ndarray:
 
 class TestReading:
     def test_tables_are_joined_by_path(self, root):
-        train = covost2.read_split(root, "train")
+        train = COVOST2.read_split(root, "train")
         expected = splits()["train"] + splits()["train_covost"]
         assert [(one.source, one.target) for one in train] == [(one.source, one.target) for one in expected]
-        assert len(covost2.read_split(root, "test")) == 3
+        assert len(COVOST2.read_split(root, "test")) == 3
 
     def test_clip_in_one_table_only_is_not_used(self, root):
         table = root / "validated.tsv"
         table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
-        assert len(covost2.read_split(root, "test")) == 2
+        assert len(COVOST2.read_split(root, "test")) == 2
 
     def test_quotes_are_text(self, tmp_path):
         spoken = Spoken(noises(1)[0].samples, 'Il dit "oui" et non', '"Yes", he says')
         root = covost2_tree(tmp_path / "fr", {**splits(), "dev": [spoken]}, suffix=".wav")
-        (recording,) = covost2.read_split(root, "dev")
+        (recording,) = COVOST2.read_split(root, "dev")
         assert (recording.source, recording.target) == (spoken.source, spoken.target)
 
     @pytest.mark.parametrize(
@@ -75,7 +78,7 @@ class TestReading:
         table = root / "covost_v2.fr_en.tsv"
         table.write_text(table.read_text().replace("split", "part", 1))
         with pytest.raises(LeapformerError, match="no column 'split'"):
-            covost2.read_split(root, "dev")
+            COVOST2.read_split(root, "dev")
 
 
 class TestAudio:
@@ -89,9 +92,9 @@ class TestAudio:
     def test_mp3_is_decoded(self, tmp_path):
         samples = tone(1, RATE)
         root = covost2_tree(tmp_path / "fr", {**splits(), "dev": [Spoken(samples, "la", "a")]})
-        (recording,) = covost2.read_split(root, "dev")
+        (recording,) = COVOST2.read_split(root, "dev")
         assert recording.path.suffix == ".mp3"
-        decoded = covost2.DATASET.read_audio(recording)
+        decoded = COVOST2.read_audio(recording)
         assert abs(len(decoded) - len(samples)) < 0.1 * RATE  # an encoder pads
         spectrum = np.abs(np.fft.rfft(decoded))
         assert abs(spectrum.argmax() / len(decoded) * RATE - 440) < 5
@@ -100,7 +103,7 @@ class TestAudio:
     def test_stereo_is_mixed_down(self, root, tmp_path):
         path = root / "clips/common_voice_fr_dev0000.wav"
         soundfile.write(path, np.stack([tone(1, RATE), -tone(1, RATE) / 2], axis=1), RATE)
-        mixed = covost2.DATASET.read_audio(covost2.read_split(root, "dev")[0])
+        mixed = COVOST2.read_audio(COVOST2.read_split(root, "dev")[0])
         np.testing.assert_allclose(mixed, tone(1, RATE) / 4, atol=1e-3)
 
 

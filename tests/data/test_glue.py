@@ -9,8 +9,8 @@ import pytest
 import sentencepiece
 
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.data import glue, releases
-from leapformer_fairseq.data.glue import TASKS, Example, read_examples
+from leapformer_fairseq.data import labelled, releases
+from leapformer_fairseq.data.labelled import TASKS, Example, read_examples
 from leapformer_fairseq.data.vocabulary import make_vocabulary
 from leapformer_fairseq.support.errors import LeapformerError
 
@@ -107,7 +107,7 @@ def test_pairs_labels_and_both_sets_of_mnli(tmp_path, vocabulary, capsys):
 def test_single_sentences_and_missing_test_sets(tmp_path, vocabulary):
     root = sst2_tree(tmp_path / "data")
     (root / "SST-2/test.tsv").unlink()
-    summary = glue.prepare("SST-2", root, tmp_path / "out", vocabulary)
+    summary = labelled.prepare_task("SST-2", root, tmp_path / "out", vocabulary)
     assert {split: found["examples"] for split, found in summary.items()} == {
         "train": COUNTS["train"],
         "valid": COUNTS["dev"],
@@ -117,11 +117,11 @@ def test_single_sentences_and_missing_test_sets(tmp_path, vocabulary):
 
 def test_what_is_finished_is_kept_and_other_data_refused(tmp_path, vocabulary):
     root, out = qnli_tree(tmp_path / "data"), tmp_path / "out"
-    first = glue.prepare("QNLI", root, out, vocabulary)
+    first = labelled.prepare_task("QNLI", root, out, vocabulary)
     (root / "QNLI/train.tsv").unlink()  # not needed any more
-    assert glue.prepare("QNLI", root, out, vocabulary) == first
+    assert labelled.prepare_task("QNLI", root, out, vocabulary) == first
     with pytest.raises(LeapformerError, match="prepared with task QNLI, not SST-2"):
-        glue.prepare("SST-2", root, out, vocabulary)
+        labelled.prepare_task("SST-2", root, out, vocabulary)
 
 
 def test_the_release_is_read_from_its_archive(tmp_path, monkeypatch):
@@ -146,7 +146,7 @@ def test_the_release_is_read_from_its_archive(tmp_path, monkeypatch):
 def test_missing_data_is_named(task, root, message, tmp_path, vocabulary):
     sst2_tree(tmp_path / "data")
     with pytest.raises(LeapformerError, match=message):
-        glue.prepare(task, tmp_path / root, tmp_path / "out", vocabulary)
+        labelled.prepare_task(task, tmp_path / root, tmp_path / "out", vocabulary)
     assert not (tmp_path / "out").exists()
 
 

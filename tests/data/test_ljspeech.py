@@ -11,12 +11,11 @@ import soundfile
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data import ljspeech
-from leapformer_fairseq.data.alignments import Interval
+from leapformer_fairseq.data.alignments import Interval, write_textgrid
 from leapformer_fairseq.data.corpus.espeak import Espeak
 from leapformer_fairseq.data.download import unpack
 from leapformer_fairseq.data.ljspeech import prepare, same_words
 from leapformer_fairseq.data.manifests import read_manifest
-from leapformer_fairseq.data.textgrid import write_textgrid
 from leapformer_fairseq.support.errors import LeapformerError
 
 from .tts_manifests import check_with_fairseq

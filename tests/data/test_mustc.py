@@ -14,8 +14,9 @@ import yaml
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.compat import patches
-from leapformer_fairseq.data import mustc, speech
+from leapformer_fairseq.data import speech
 from leapformer_fairseq.data.manifests import read_manifest, read_yaml
+from leapformer_fairseq.data.speech_releases import MUSTC
 from leapformer_fairseq.runtime.audio import fbank, read_speech
 from leapformer_fairseq.support.errors import LeapformerError
 
@@ -43,7 +44,7 @@ def root(whole: Path, tmp_path: Path) -> Path:
 
 
 def prepared(root: Path, out: Path, **options: int) -> Path:
-    speech.prepare(mustc.DATASET, root, out, vocab_size=40, **options)
+    speech.prepare(MUSTC, root, out, vocab_size=40, **options)
     return out
 
 
@@ -55,12 +56,12 @@ def stored_features(folder: Path, row: dict[str, str]) -> np.ndarray:
 
 class TestReading:
     def test_segments_are_cut_at_the_sample(self, root):
-        for recording, spoken in zip(mustc.read_split(root, TEST), splits()[TEST], strict=True):
-            np.testing.assert_allclose(mustc.DATASET.read_audio(recording), spoken.samples, atol=2 / 2**15)
+        for recording, spoken in zip(MUSTC.read_split(root, TEST), splits()[TEST], strict=True):
+            np.testing.assert_allclose(MUSTC.read_audio(recording), spoken.samples, atol=2 / 2**15)
             assert (recording.source, recording.target) == (spoken.source, spoken.target)
 
     def test_ids_are_unique_and_count_within_a_talk(self, root):
-        ids = [recording.id for recording in mustc.read_split(root, TEST)]
+        ids = [recording.id for recording in MUSTC.read_split(root, TEST)]
         assert ids == [f"ted_{TEST}_0_0", f"ted_{TEST}_0_1", f"ted_{TEST}_0_2", f"ted_{TEST}_3_0"]
 
     @pytest.mark.parametrize(
@@ -86,13 +87,13 @@ class TestReading:
         rows[1] = {key: value for key, value in {**rows[1], **change}.items() if value is not None}
         path.write_text(yaml.safe_dump(rows))
         with pytest.raises(LeapformerError, match=f"dev.yaml, segment 2.*{next(iter(change))}"):
-            mustc.read_split(root, "dev")
+            MUSTC.read_split(root, "dev")
 
     def test_texts_of_another_length(self, root):
         path = root / "en-de/data/dev/txt/dev.de"
         path.write_text(path.read_text() + "mehr\n")
         with pytest.raises(LeapformerError, match="2 segments, 2 en and 3 de lines"):
-            mustc.read_split(root, "dev")
+            MUSTC.read_split(root, "dev")
 
     @pytest.mark.parametrize(("rate", "channels", "named"), [(8000, 1, "8000 Hz"), (16000, 2, "2 channels")])
     def test_other_audio_is_refused(self, root, tmp_path, rate, channels, named):
@@ -110,10 +111,10 @@ class TestPreparation:
     def test_features_are_those_of_the_segment(self, whole):
         root, out = whole / "mustc", whole / "out"
         rows = list(read_manifest(out / f"{TEST}_st.tsv"))
-        for recording, row in zip(mustc.read_split(root, TEST), rows, strict=True):
+        for recording, row in zip(MUSTC.read_split(root, TEST), rows, strict=True):
             features = stored_features(out, row)
             assert len(features) == int(row["n_frames"])
-            np.testing.assert_array_equal(features, fbank(mustc.DATASET.read_audio(recording)))
+            np.testing.assert_array_equal(features, fbank(MUSTC.read_audio(recording)))
 
     def test_evaluation_wavs_give_the_same_features(self, whole):
         """What SimulEval plays is what the offline scores are computed on."""
@@ -129,7 +130,7 @@ class TestPreparation:
         only_a_note = [Spoken(noises(1)[0].samples, "(Laughter)", "(Lachen)")]
         tree = {**splits(), "train": [*splits()["train"], *noisy, *only_a_note], TEST: noisy}
         out = tmp_path / "out"
-        summaries = speech.prepare(mustc.DATASET, mustc_tree(tmp_path / "mustc", tree), out, vocab_size=40)
+        summaries = speech.prepare(MUSTC, mustc_tree(tmp_path / "mustc", tree), out, vocab_size=40)
         assert [row["tgt_text"] for row in read_manifest(out / "train_st.tsv")][-3:] == ["Also"] * 3
         assert [row["tgt_text"] for row in read_manifest(out / "train_asr.tsv")][-3:] == ["So."] * 3
         assert (out / f"{TEST}.target").read_text() == "(Beifall) Also ♫\n" * 3
@@ -140,7 +141,7 @@ class TestPreparation:
         monkeypatch.setattr(speech, "MAX_TRAINING_FRAMES", 100)
         long, short = noises(1, 8, seconds=2)[0], noises(1, 9, seconds=0.03)[0]
         tree = {**splits(), "train": [*splits()["train"], long, short], "dev": [long]}
-        summaries = speech.prepare(mustc.DATASET, mustc_tree(tmp_path / "mustc", tree), tmp_path / "out", vocab_size=40)
+        summaries = speech.prepare(MUSTC, mustc_tree(tmp_path / "mustc", tree), tmp_path / "out", vocab_size=40)
         assert summaries["train"].dropped == {"too long": 1, "too short": 1}
         assert summaries["train"].utterances == 7
         assert summaries["dev"].utterances == 1
@@ -208,7 +209,7 @@ class TestResuming:
         assert len((out / f"{TEST}.source").read_text().split()) == 4
 
     def test_interrupted_split_leaves_no_archive(self, root, tmp_path, monkeypatch):
-        monkeypatch.setattr(speech._Split, "add", lambda *args, **options: 1 / 0)
+        monkeypatch.setattr(speech.FeatureArchive, "add", lambda *args: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepared(root, tmp_path / "out")
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["prepared.json"]
@@ -225,7 +226,7 @@ class TestResuming:
 
     def test_other_data_and_options_are_not_mixed(self, whole, root, tmp_path):
         with pytest.raises(LeapformerError, match="vocab_size 40, not 50"):
-            speech.prepare(mustc.DATASET, whole / "mustc", whole / "out", vocab_size=50)
+            speech.prepare(MUSTC, whole / "mustc", whole / "out", vocab_size=50)
         (tmp_path / "full").mkdir()
         (tmp_path / "full" / "thesis.tex").touch()
         with pytest.raises(LeapformerError, match="something else"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.data import mboshi, quechua
+from leapformer_fairseq.data import speech_releases
 from leapformer_fairseq.data.distinct import fold
 from leapformer_fairseq.data.manifests import read_manifest
 from leapformer_fairseq.data.recordings import Recording
@@ -19,6 +19,8 @@ from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.lines import read_lines
 
 from .trees import Spoken, mboshi_tree, noises, quechua_tree
+
+MBOSHI, QUECHUA = (speech_releases.DATASETS[name] for name in ("mboshi", "quechua"))
 
 SPEAKERS = {"abiayi": 33, "kouarata": 11, "martial": 6}
 
@@ -43,14 +45,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_test_split_has_each_speakers_share_and_no_sentence_of_train(root):
-    train, dev, test = (mboshi.read_split(root, split) for split in mboshi.SPLITS)
+    train, dev, test = (MBOSHI.read_split(root, split) for split in MBOSHI.splits)
     assert (len(train), len(dev), len(test)) == (45, 4, 5)
     assert Counter(one.speaker for one in test) == {"abiayi": 3, "kouarata": 1, "martial": 1}
     assert not {one.id for one in train} & {one.id for one in test}
     for side in ("source", "target"):
         assert not {fold(getattr(one, side)) for one in train} & {fold(getattr(one, side)) for one in test}
-    assert mboshi.read_split(root / mboshi.FOLDER, "test") == [
-        replace(one, path=root / mboshi.FOLDER / "train" / one.path.name) for one in test
+    assert MBOSHI.read_split(root / speech_releases.MBOSHI, "test") == [
+        replace(one, path=root / speech_releases.MBOSHI / "train" / one.path.name) for one in test
     ]
 
 
@@ -62,7 +64,7 @@ def test_shares_are_exact_where_sentences_are_many(seed):
         Recording(f"{name}_{n}", Path(), name, f"s{draw.randrange(400)}", f"t{draw.randrange(400)}")
         for n, name in enumerate(who)
     )
-    found = mboshi._test_ids(said)
+    found = speech_releases._test_ids(said)
     assert Counter(one.speaker for one in said if one.id in found) == {"a": 14, "b": 10, "c": 2}
     for side in ("source", "target"):
         train, test = ({getattr(one, side) for one in said if (one.id in found) == of} for of in (False, True))
@@ -75,7 +77,7 @@ def test_mboshi_is_prepared_for_the_recipe(root, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "train: 45 utterances" in shown and "dev: 4 utterances" in shown and "test: 5 utterances" in shown
     assert f"leapformer recipe mboshi train evaluate --out {tmp_path}" in shown
-    rows = [row for split in mboshi.SPLITS for row in read_manifest(tmp_path / f"data/{split}_st.tsv")]
+    rows = [row for split in MBOSHI.splits for row in read_manifest(tmp_path / f"data/{split}_st.tsv")]
     assert sum(row["tgt_text"].startswith("l' eau n' est") for row in rows) == 50, "apostrophes are none of &apos;"
     assert {row["speaker"] for row in rows} == {*SPEAKERS, "spk.1"}
     assert len((tmp_path / "data/test.target").read_text(encoding="utf-8").splitlines()) == 5
@@ -100,7 +102,7 @@ def test_quechua_has_the_published_texts(tmp_path):
     data = {split: noises(3, seed, seconds=0.1) for seed, split in enumerate(("train", "valid", "test"))}
     root = quechua_tree(tmp_path / "data", data)
     assert main(["prepare", "quechua", str(root), "--out", str(tmp_path / "out"), "--vocab-size", "40"]) == 0
-    for ours, theirs in quechua.RELEASED_AS.items():
+    for ours, theirs in {"train": "train", "dev": "valid"}.items():
         texts = [row["tgt_text"] for row in read_manifest(tmp_path / f"out/{ours}_st.tsv")]
         assert texts == [one.target for one in data[theirs]]
     assert not (tmp_path / "out/test_st.tsv").exists()
@@ -115,7 +117,7 @@ def test_what_is_missing_is_named(missing, told, tmp_path):
     (path,) = root.rglob(missing) if "*" in missing else [root / missing]
     path.rename(tmp_path / "elsewhere")
     with pytest.raises(LeapformerError, match=told):
-        for split in mboshi.SPLITS:
-            mboshi.read_split(root, split)
+        for split in MBOSHI.splits:
+            MBOSHI.read_split(root, split)
     with pytest.raises(LeapformerError, match="no folder .*; the Quechua root is the folder that holds que_spa_clean"):
-        quechua.read_split(root, "train")
+        QUECHUA.read_split(root, "train")

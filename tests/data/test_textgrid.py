@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from leapformer_fairseq.data.alignments import Interval
-from leapformer_fairseq.data.textgrid import PHONES, WORDS, read_textgrid, tier, write_textgrid
+from leapformer_fairseq.data.alignments import PHONES, WORDS, Interval, read_textgrid, tier, write_textgrid
 from leapformer_fairseq.support.errors import LeapformerError
 
 # As Praat writes it: blanks at the ends of lines, quotes doubled, a tier of points in between.

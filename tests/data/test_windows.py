@@ -9,7 +9,7 @@ import pytest
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data import parallel, releases
-from leapformer_fairseq.data.windows import split_documents, windows
+from leapformer_fairseq.data.parallel import split_documents, windows
 from leapformer_fairseq.support.errors import LeapformerError
 
 from .text_trees import SIZES, TALKS, archive, iwslt14_talks_archive, talks, text

@@ -120,6 +120,9 @@ def test_other_options_are_another_row(language_models):
     rows = [row for row in compare(collect_runs(language_models)) if row["attention"] == "leap"]
     assert [row["seeds"] for row in rows] == [[1, 2], [3]]
     assert rows[1]["difference"] is None, "no softmax with these options"
+    lines = str(runs_table(compare(collect_runs(language_models)))).splitlines()
+    assert [line for line in lines if "leap" in line and "| --lr 2 " in line], "the table tells the rows apart"
+    assert "--beam" not in str(lines), "all have it"
 
 
 def test_the_expected_order_is_reported_as_it_came_out(language_models):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from leapformer_fairseq.cli import maps, prepare, score_speech, simulate, sparsefinder, tts
+from leapformer_fairseq.cli import bench, curve, maps, prepare, score_speech, simulate, sparsefinder, tts
 from leapformer_fairseq.data import prepared
 from leapformer_fairseq.support import files
 from leapformer_fairseq.support.errors import LeapformerError
@@ -395,11 +395,10 @@ def test_a_fork_does_not_hold_the_folder_of_a_killed_process(tmp_path: Path) -> 
             pass
 
 
-@pytest.mark.parametrize("command", [maps, prepare, score_speech, simulate, sparsefinder, tts])
+@pytest.mark.parametrize("command", [bench, curve, maps, prepare, score_speech, simulate, sparsefinder, tts])
 def test_each_command_owns_its_folder_before_it_looks_at_anything(
     command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of studies (`bench`, `curve`, ...) are locked by the engine: tests/studies/test_engine.py."""
     monkeypatch.setattr(files, "GRACE_S", 0.0)
 
     class Waits(Exception):

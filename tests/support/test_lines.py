@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import leapformer_fairseq
-from leapformer_fairseq.data import glue, manifests, mustc, recordings, tables
+from leapformer_fairseq.data import labelled, manifests, recordings, speech_releases, tables
 from leapformer_fairseq.models import length_predictors
 from leapformer_fairseq.runtime.commands import tts
 from leapformer_fairseq.runtime.formats import jsonl
@@ -76,7 +76,7 @@ def _utterances(path: Path) -> list[str]:
 def _segments(path: Path) -> list[recordings.Recording]:
     rows = "".join("- {wav: a.wav, offset: 0, duration: 1}\n" for _ in _written(path))
     path.with_name("segments.yaml").write_text(rows)
-    return mustc.read_segments(path.parent, path.with_name("segments.yaml"), path, path)
+    return speech_releases.read_segments(path.parent, path.with_name("segments.yaml"), path, path)
 
 
 READERS = {
@@ -143,7 +143,7 @@ NO_UTF8 = {
     "lengths": lambda path: list(length_predictors._read_table(path, None)),
     "spoken": lambda path: speech._sentences(path),
     "tts": lambda path: tts._lines(str(path)),
-    "glue": lambda path: glue.read_examples(path, glue.find_task("SST-2")),
+    "glue": lambda path: labelled.read_examples(path, labelled.find_task("SST-2")),
 }
 
 

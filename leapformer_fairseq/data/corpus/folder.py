@@ -7,12 +7,12 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ...support.errors import LeapformerError
 from ...support.files import LOCK, holds_files, owned, write_json
+from ...support.signature import version_of
 from . import espeak
 from .plan import SPLITS, Line, of_split
 
@@ -64,22 +64,24 @@ def provide(out: str | Path, recipe: Recipe, overwrite: bool) -> Corpus:
     out = Path(out).resolve()
     # The process that locks the temporary folder builds; others wait for the lock, and then reuse the corpus.
     with owned(out.with_name(f".{out.name}.partial"), waits=True) as partial:
-        return _provide(out, recipe, overwrite, partial)
+        info = read_info(out)
+        if info is None or (info["options"] != recipe.options and overwrite):
+            info = _make(out, recipe, partial)
+        elif info["options"] != recipe.options:
+            raise LeapformerError(
+                f"{out} holds another corpus ({difference(info['options'], recipe.options)}); "
+                "choose another --out, or replace it with --overwrite"
+            )
+        elif info["root"] != str(out):  # the folder was moved
+            recipe.locate(out, out)
+            info["root"] = str(out)
+            write_json(out / INFO, info)
+    splits = {split: SplitSummary(**values) for split, values in info["splits"].items()}
+    return Corpus(out, info["checksum"], splits)
 
 
-def _provide(out: Path, recipe: Recipe, overwrite: bool, partial: Path) -> Corpus:
-    info = read_info(out)
-    if info is not None and info["options"] == recipe.options:
-        return reuse(out, info, recipe)
-    if info is not None and not overwrite:
-        raise LeapformerError(
-            f"{out} holds another corpus ({difference(info['options'], recipe.options)}); "
-            "choose another --out, or replace it with --overwrite"
-        )
-    return _make(out, recipe, partial)
-
-
-def _make(out: Path, recipe: Recipe, partial: Path) -> Corpus:
+def _make(out: Path, recipe: Recipe, partial: Path) -> dict[str, Any]:
+    """Make the corpus in the folder `partial`, rename that to `out`, and return the content of `corpus.json`."""
     espeak.require_loader()
     _clear(partial)
     try:
@@ -87,14 +89,14 @@ def _make(out: Path, recipe: Recipe, partial: Path) -> Corpus:
     except LeapformerError:
         _clear(partial)
         raise
-    libraries = {name: library_version(name) for name in recipe.libraries}
+    libraries = {name: version_of(name) or "unknown" for name in recipe.libraries}
     info = {"options": recipe.options, "root": str(out), **contents, "libraries": libraries}
-    write_info(partial, info)
+    write_json(partial / INFO, info)  # marks the corpus as finished
     if out.exists():
         shutil.rmtree(out)
     partial.rename(out)
     (out / LOCK).unlink()  # after the renaming, lest a waiting process acquire the folder that is about to be renamed
-    return summary(out, info)
+    return info
 
 
 def _clear(folder: Path) -> None:
@@ -123,11 +125,6 @@ def read_info(out: Path) -> dict[str, Any] | None:
     return info
 
 
-def write_info(folder: Path, info: dict[str, Any]) -> None:
-    """Write `corpus.json`, which marks a corpus as finished."""
-    write_json(folder / INFO, info)
-
-
 def difference(existing: Mapping[str, Any], requested: Mapping[str, Any]) -> str:
     """Describe the differences between the options of an existing and of a requested corpus."""
     existing, requested = ({TASK: SPEECH_TRANSLATION, **options} for options in (existing, requested))
@@ -137,20 +134,6 @@ def difference(existing: Mapping[str, Any], requested: Mapping[str, Any]) -> str
     if TASK in names:
         names = [TASK]  # the options of different tasks cannot be compared
     return ", ".join(f"{name} {existing.get(name)} there, {requested[name]} asked for" for name in names)
-
-
-def reuse(out: Path, info: dict[str, Any], recipe: Recipe) -> Corpus:
-    """Return the existing corpus, with absolute paths updated if the folder was moved."""
-    if info["root"] != str(out):
-        recipe.locate(out, out)
-        write_info(out, {**info, "root": str(out)})
-    return summary(out, info)
-
-
-def summary(out: Path, info: dict[str, Any]) -> Corpus:
-    """The corpus that the content of `corpus.json` describes."""
-    splits = {split: SplitSummary(**values) for split, values in info["splits"].items()}
-    return Corpus(out, info["checksum"], splits)
 
 
 def contents(
@@ -172,11 +155,3 @@ def contents(
         for path in paths:
             digest.update(path.read_bytes())
     return {"checksum": digest.hexdigest(), "splits": splits}
-
-
-def library_version(name: str) -> str:
-    """The version of an installed library."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "unknown"

@@ -27,8 +27,7 @@ from ...runtime.audio import SAMPLE_RATE
 from ...runtime.spoken import PAUSE
 from ...support.errors import LeapformerError
 from ...support.lines import read_lines
-from ..alignments import Interval, moved
-from ..textgrid import PHONES, write_textgrid
+from ..alignments import PHONES, Interval, moved, write_textgrid
 from .espeak import Espeak
 from .plan import Line, Reading, Utterance
 

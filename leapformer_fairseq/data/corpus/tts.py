@@ -16,8 +16,8 @@ from tqdm import tqdm
 from ...runtime.acoustics.mel import log_mel
 from ...runtime.audio import SAMPLE_RATE, read_speech
 from ...runtime.spoken import PAUSE
+from ..alignments import PHONES, read_textgrid, tier
 from ..manifests import CMVN, BinStatistics
-from ..textgrid import PHONES, read_textgrid, tier
 from ..tts import (
     CONFIG,
     VOCABULARY,

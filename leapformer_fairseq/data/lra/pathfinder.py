@@ -2,7 +2,7 @@
 
 The generator follows the pathfinder repository of Linsley et al., 2018 (arXiv:1805.08315), with the parameters of Long
 Range Arena (Tay et al., 2021, arXiv:2011.04006). A curve (snake) is a chain of short lines (paddles). This file writes
-and reads the files; pathfinder_curves.py and pathfinder_canvas.py draw.
+and reads the files; pathfinder_pictures.py draws.
 
 The release has a folder per difficulty, with imgs/BATCH/sample_N.png and metadata/BATCH.npy, a text file with one line
 per picture: folder, file, N, label, continuity, paddles of a target, ...
@@ -30,8 +30,7 @@ from ...support.processes import pool_of
 from ...support.progress import Watch, unwatched
 from .. import prepared
 from ..arrays import Example
-from .pathfinder_canvas import PUBLISHED, Sizes
-from .pathfinder_curves import draw
+from .pathfinder_pictures import PUBLISHED, Sizes, draw
 
 NAME = "pathfinder"
 IMAGES = 200_000

@@ -18,8 +18,8 @@ from ...support.errors import LeapformerError
 from ...support.files import read_json, write_json
 from .. import prepared
 from ..arrays import About, Example, write_about, write_split
-from . import images, listops, pathfinder, text
-from .pathfinder_canvas import PUBLISHED
+from . import listops, pathfinder, readers
+from .pathfinder_pictures import PUBLISHED
 
 NAME = "lra"
 SPLITS = ("train", "valid", "test")
@@ -93,20 +93,20 @@ def _listops(root: Path, quirks: frozenset[str]) -> Data:
 
 
 def _text(root: Path, quirks: frozenset[str]) -> Data:
-    train, test = (text.reviews(find(root, split, f"aclImdb/{split}")) for split in ("train", "test"))
+    train, test = (readers.reviews(find(root, split, f"aclImdb/{split}")) for split in ("train", "test"))
     if DEV in quirks:
-        return Data(dict(zip(SPLITS, map(text.read_reviews, (train, test, test)), strict=True)))
+        return Data(dict(zip(SPLITS, map(readers.read_reviews, (train, test, test)), strict=True)))
     Random(SEED).shuffle(train)
     held = len(train) // 10  # the release has no development set
     parts = (train[held:], train[:held], test)
-    return Data(dict(zip(SPLITS, map(text.read_reviews, parts), strict=True)))
+    return Data(dict(zip(SPLITS, map(readers.read_reviews, parts), strict=True)))
 
 
 def _retrieval(root: Path, quirks: frozenset[str]) -> Data:
     names = zip(SPLITS, ("train", "eval", "test"), strict=True)
     folders = ("", "tsv_data/", "lra_release/tsv_data/")
     paths = {split: find(root, *(f"{folder}new_aan_pairs.{name}.tsv" for folder in folders)) for split, name in names}
-    return Data({split: text.read_pairs(path) for split, path in paths.items()})
+    return Data({split: readers.read_pairs(path) for split, path in paths.items()})
 
 
 def _pathfinder(root: Path, quirks: frozenset[str]) -> Data:
@@ -127,12 +127,12 @@ def _hardest(root: Path) -> Path:
 
 
 def _image(root: Path, quirks: frozenset[str]) -> Data:
-    count = sum(1 for _ in images.read(root, train=True))
+    count = sum(1 for _ in readers.read_images(root, train=True))
     train = count * 9 // 10
     parts = (
-        islice(images.read(root, train=True), train),
-        islice(images.read(root, train=True), train, None),
-        images.read(root, train=False),
+        islice(readers.read_images(root, train=True), train),
+        islice(readers.read_images(root, train=True), train, None),
+        readers.read_images(root, train=False),
     )
     return Data({split: _pixels(part, quirks) for split, part in zip(SPLITS, parts, strict=True)})
 

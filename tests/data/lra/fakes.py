@@ -10,7 +10,7 @@ import numpy as np
 
 from leapformer_fairseq.data.lra import listops, pathfinder
 from leapformer_fairseq.data.lra.listops import Trees
-from leapformer_fairseq.data.lra.pathfinder_canvas import Sizes
+from leapformer_fairseq.data.lra.pathfinder_pictures import Sizes
 
 
 def fake_listops(root: Path, sizes=(40, 10, 10)) -> Path:

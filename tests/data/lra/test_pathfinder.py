@@ -14,8 +14,7 @@ from PIL import Image
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data.lra import pathfinder
 from leapformer_fairseq.data.lra.pathfinder import metadata_of, picture_of
-from leapformer_fairseq.data.lra.pathfinder_canvas import Canvas, Sizes, bits, dilated
-from leapformer_fairseq.data.lra.pathfinder_curves import MARKER, draw
+from leapformer_fairseq.data.lra.pathfinder_pictures import MARKER, Canvas, Sizes, bits, dilated, draw
 from leapformer_fairseq.support.errors import LeapformerError
 
 EASY = Sizes(contour=6)

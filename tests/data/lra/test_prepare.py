@@ -12,7 +12,7 @@ import pytest
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data.arrays import Split
-from leapformer_fairseq.data.lra import images, prepare
+from leapformer_fairseq.data.lra import prepare, readers
 
 from .fakes import FAKES, fake_image, fake_listops, fake_pathfinder, fake_retrieval, fake_text
 
@@ -129,7 +129,7 @@ def test_grey_as_tensorflow_does_it():
     colours = np.zeros((3, 4), dtype=np.uint8)
     colours[:, 0] = 255
     colours[0, 1] = colours[1, 2] = colours[2, 3] = 255
-    assert images.grey(colours).tolist() == [255, 76, 149, 29]
+    assert readers.grey(colours).tolist() == [255, 76, 149, 29]
 
 
 def test_a_pickle_that_runs_something_is_refused(tmp_path, capsys):

@@ -12,8 +12,8 @@ from fairseq import options as fairseq_options
 
 from leapformer_fairseq import register
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.data.parallel import SEPARATOR
 from leapformer_fairseq.data.wikitext import count_tokens
-from leapformer_fairseq.data.windows import SEPARATOR
 from leapformer_fairseq.models.averaging import load_checkpoint
 from leapformer_fairseq.studies.recipes import configuration
 from leapformer_fairseq.studies.recipes.plans import Attention

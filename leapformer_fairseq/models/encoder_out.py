@@ -1,21 +1,25 @@
-"""Target lengths in models: flags, encoders that predict the length, and passing it to the decoder."""
+"""What a decoder gets beside the encoder's states: the target length, with its flags, and the carry."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from fairseq.models import FairseqEncoder
 from torch import Tensor
 
+from ..attention import Carry
 from ..modules import PassContext, add_options, fill_options
 from ..support.errors import LeapformerError
 from .length_predictors import LENGTH_PREDICTORS, LengthPredictor, Setting, Source, length_options
 
 EncoderOut = dict[str, list[Any]]
-# Keys of the encoder's output: predicted decoder steps [(B,)], and the input of the predictor's loss [Learning].
-PREDICTED, LEARNING = "target_length", "length_learning"
+# Keys of the encoder's output: predicted decoder steps [(B,)], the input of the predictor's loss [Learning], and what
+# the last layer hands on in addition to its states [values (B, l, C)], or [values, keep (B, l)].
+PREDICTED, LEARNING, CARRY = "target_length", "length_learning", "carry"
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,22 @@ def build_length_predictor(
     return LengthPredictor(Setting(args, width, dictionary, frames_per_step, timed))
 
 
-class PredictingEncoder(FairseqEncoder):
-    """Mixin for fairseq encoders: adds the predicted target length, if there is a predictor, to a generator's input."""
+class PassingEncoder(FairseqEncoder):
+    """Mixin for fairseq encoders: adds the carry of the last layer that has one, and the predicted target length."""
 
+    context: PassContext
     length_predictor: LengthPredictor | None
+
+    def forward(self, *args: Any, **kwargs: Any) -> EncoderOut:
+        self.context.carry = None  # of the last batch, which the first layer must not receive
+        return self.with_carry(super().forward(*args, **kwargs))
+
+    def with_carry(self, encoder_out: EncoderOut) -> EncoderOut:
+        """Add the carry, if any layer has one."""
+        if self.context.facts.carrier is None:
+            return encoder_out
+        carry = self.context.hand_over(encoder_out["encoder_out"][0].shape[1])
+        return {**encoder_out, CARRY: [x for x in carry if x is not None]}
 
     def forward_torchscript(self, net_input: dict[str, Tensor]) -> EncoderOut:
         """Called by generators instead of `forward`; `prev_output_tokens`, if given, are the targets for an oracle."""
@@ -94,8 +110,9 @@ class PredictingEncoder(FairseqEncoder):
 
     def reorder_encoder_out(self, encoder_out: EncoderOut, new_order: Tensor) -> EncoderOut:
         reordered = super().reorder_encoder_out(encoder_out, new_order)
-        if PREDICTED in encoder_out:
-            reordered[PREDICTED] = [encoder_out[PREDICTED][0].index_select(0, new_order)]
+        for key in (PREDICTED, CARRY):
+            if key in encoder_out:
+                reordered[key] = [x.index_select(0, new_order) for x in encoder_out[key]]
         return reordered
 
 
@@ -104,17 +121,26 @@ def predicted_length(encoder_out: EncoderOut) -> Tensor | None:
     return encoder_out[PREDICTED][0] if PREDICTED in encoder_out else None
 
 
-def set_target_length(context: PassContext, encoder_out: EncoderOut | None, true_lengths: Tensor | None) -> None:
-    """Pass the target length (B,), predicted or else true, to a decoder's attention before its layers run.
+@contextmanager
+def receiving(
+    context: PassContext, encoder_out: EncoderOut | None, true_lengths: Tensor | None = None
+) -> Iterator[None]:
+    """Pass the target length (B,), predicted or else true, and the carry to the decoder's layers that run within this.
 
     `true_lengths` is None during generation. Raises LeapformerError if no length is available and the attention cannot
     guess one.
     """
-    if not context.facts.knows_lengths:
-        return
-    predicted = predicted_length(encoder_out or {})
-    if predicted is None and true_lengths is None and not context.facts.guesses_lengths:
-        raise LeapformerError(
-            "the decoder received no target length; generate from what encoder.forward_torchscript returns"
-        )
-    context.lengths = true_lengths if predicted is None else predicted
+    encoder_out = encoder_out or {}
+    if context.facts.knows_lengths:
+        predicted = predicted_length(encoder_out)
+        if predicted is None and true_lengths is None and not context.facts.guesses_lengths:
+            raise LeapformerError(
+                "the decoder received no target length; generate from what encoder.forward_torchscript returns"
+            )
+        context.lengths = true_lengths if predicted is None else predicted
+    carry = encoder_out.get(CARRY)
+    context.carry = Carry(*carry) if carry else None
+    try:
+        yield
+    finally:
+        context.carry = None
