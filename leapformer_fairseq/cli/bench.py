@@ -50,6 +50,7 @@ def _options(name: str) -> str:
 """
 
 
+@calls.owning
 def run(args: Namespace) -> int:
     """Measure, and write the results after each case.
 
