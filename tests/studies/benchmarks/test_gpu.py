@@ -394,7 +394,7 @@ def test_the_page_in_docs_is_that_of_the_measurements():
     if not (MEASURED / "gpu.json").is_file():
         pytest.skip("the installed package has no results beside it")
     measured = json.loads((MEASURED / "gpu.json").read_text(encoding="utf-8"))
-    page = gpu_page.page(measured, "![Attention on a GPU: forward and backward pass](gpu.png)")
+    page = gpu_page.page(measured, "![Attention on a GPU: forward and backward pass](gpu.svg)")
     assert page == (MEASURED / "gpu.md").read_text(encoding="utf-8"), "run the benchmark with --redraw"
     assert len(page.splitlines()) <= 300
 
