@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.data import catalogues, distinct
+from leapformer_fairseq.data import distinct, releases
 from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.lines import read_lines
 
@@ -118,7 +118,7 @@ def test_messages_are_read_as_gettext_writes_them(tmp_path):
         "", 'msgid "one"', 'msgid_plural "many"', 'msgstr[0] "uno"', 'msgstr[1] "muchos"',
     ]  # fmt: skip
     (tmp_path / "a.po").write_text("\n".join(content), encoding="utf-8")
-    first, second, third = catalogues.read_messages(tmp_path / "a.po")
+    first, second, third = releases.read_messages(tmp_path / "a.po")
     assert first.texts == {"msgctxt": "menu", "msgid": 'a "quoted" line\nand\tmore', "msgstr": "x"}
     assert first.flags == {"fuzzy", "c-format"} and not second.flags and not second.damaged
     assert second.texts == {"msgid": "next, without an empty line", "msgstr": "y"}
