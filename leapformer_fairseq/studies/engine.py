@@ -516,8 +516,9 @@ class Engine:
 
         for left in range(self.launcher.restarts if step.launched else 0, -1, -1):
             size, before = trainings.size_of(log), age_of(last)
-            process = trainings.Running(trainings.Process([*start, *step.words], log, watch, environment))
-            self._processes[cell.name] = process
+            with trainings.uninterrupted():
+                process = trainings.Running(trainings.Process([*start, *step.words], log, watch, environment))
+                self._processes[cell.name] = process
             while (status := process.poll()) is None:
                 yield
             del self._processes[cell.name]

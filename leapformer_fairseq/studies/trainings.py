@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 from .. import register
@@ -143,12 +144,29 @@ def interruptible() -> Iterator[None]:
     """Make SIGTERM and a closed terminal act like Ctrl-C, also in the background, where shells ignore Ctrl-C."""
     numbers = [signal.SIGINT, signal.SIGTERM]
     numbers += [signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) == signal.SIG_DFL)  # nohup ignores it
-    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    with _handled_by(signal.default_int_handler, numbers):
+        yield
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Raise the KeyboardInterrupt that comes in the block after it, when whatever the block started is known."""
+    numbers = [number for number in signal.Signals if signal.getsignal(number) is signal.default_int_handler]
+    came = list[int]()
+    with _handled_by(lambda number, frame: came.append(number), numbers):
+        yield
+    if came:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], Any], numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, known in before.items():
+            signal.signal(number, known)
 
 
 # ----------------------------------------------------------------------------------------------------------------- logs

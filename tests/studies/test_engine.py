@@ -438,6 +438,22 @@ def test_an_interrupt_does_not_wait_for_calls(tmp_path):
     assert time.monotonic() - began < 10
 
 
+def test_an_interrupt_while_a_process_starts_ends_it_too(tmp_path, monkeypatch):
+    started = []
+
+    class Interrupted(trainings.Running):
+        def __init__(self, about):
+            super().__init__(about)
+            started.append(self.process)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(trainings, "Running", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Engine(Toy(tmp_path, Cell("a", (python("import time; time.sleep(20)"),)))).run()
+    (process,) = started
+    assert process.poll() is not None, "nobody else knows of it"
+
+
 def forked(toy, **options):
     """A process that runs a study, and ends with status 0 if nothing failed."""
     process = os.fork()
