@@ -131,7 +131,8 @@ def _dictionary_that_exists(error: BaseException) -> str | None:
     preparing = _locals(error, "fairseq_cli.preprocess", "main")
     if not isinstance(error, FileExistsError) or error.errno is not None or preparing is None:
         return None
-    return f"{error} exists already; give it to --srcdict or --tgtdict, or choose another --destdir"
+    remedy = "choose another --destdir, or delete it if it is of an attempt that failed"
+    return f"{error} exists already; give it to --srcdict or --tgtdict, {remedy}"
 
 
 def _batches_below_the_longest_sample(error: BaseException) -> str | None:

@@ -7,6 +7,7 @@ was interrupted or killed is resumed by the same code that runs it.
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 import time
@@ -143,13 +144,22 @@ class Cell:
         """The result, True for a mark, of a cell that is done. Raises LeapformerError if the file is damaged."""
         return read_json(self.path(out), self.fields) if self.is_json else True
 
+    def check(self, value: Any, out: Path) -> None:
+        """Raise LeapformerError for a value that cannot be the result."""
+        if not self.is_json or self.is_done(out):
+            return
+        try:
+            json.dumps(value)
+        except TypeError as error:
+            raise LeapformerError(f"{error}; the result goes to {self.path(out)}") from error
+        if not isinstance(value, dict):
+            raise LeapformerError(f"{value!r} cannot be the content of {self.path(out)}; return a dict")
+
     def write(self, out: Path, value: Any) -> None:
         """Write the result, complete or not at all, unless it is there."""
         if self.result is None or self.is_done(out):
             return
         path = self.path(out)
-        if self.is_json and not isinstance(value, dict):
-            raise LeapformerError(f"{self.name}: {value!r} cannot be the content of {path}; return a dict")
         if self.is_json:
             write_json(path, value)
         else:
@@ -248,8 +258,8 @@ def _repeated(values: Iterable[Any]) -> Any:
 def selected(cells: Sequence[Cell], only: Collection[str]) -> list[Cell]:
     """The cells that --only asks for, with all that they need; all cells if it asks for nothing.
 
-    A word stands for the cell of this name or, if there is none, for all cells whose names contain it. Raises
-    LeapformerError if there are none of these, either.
+    A word stands for the cell of this name or, if there is none, for those in this folder or, if there are none, for
+    all cells whose names contain it. Raises LeapformerError if there are none of these, either.
     """
     if not only:
         return list(cells)
@@ -257,7 +267,10 @@ def selected(cells: Sequence[Cell], only: Collection[str]) -> list[Cell]:
     if unknown := [word for word in only if not any(word in name for name in needs)]:
         names = [*list(needs)[:SHOWN], *(["..."] if len(needs) > SHOWN else [])]
         raise LeapformerError(f"--only {unknown[0]}: no cell has this in its name; choose from {', '.join(names)}")
-    names = [name for word in only for name in needs if (name == word if word in needs else word in name)]
+    names = list[str]()
+    for word in only:
+        exact = [name for name in needs if name == word] or [name for name in needs if name.startswith(f"{word}/")]
+        names += exact or [name for name in needs if word in name]
     for name in names:  # which grows by what is needed
         names += [need for need in needs[name] if need not in names]
     return [cell for cell in cells if cell.name in names]
@@ -442,6 +455,7 @@ class Engine:
                 return None
         folder, value = make_folder(cell.folder(self.study.out)), None
         files.sweep(folder)  # what was half written when this cell was killed
+        (folder / ERRORS).unlink(missing_ok=True)
         for step in cell.steps:
             if isinstance(step, Command):
                 yield from self._complete(step, cell, folder)
@@ -454,7 +468,9 @@ class Engine:
                 log = folder / ERRORS
                 write_text(log, "".join(traceback.format_exception(error)))
                 raise LeapformerError(f"{first_line(error)} (see {log})") from error
-        return cell.collect(folder) if cell.collect else value
+        value = cell.collect(folder) if cell.collect else value
+        cell.check(value, self.study.out)
+        return value
 
     def _called(self, step: Call) -> Generator[None, None, Any]:
         """The value of a function, in this process or another one."""

@@ -93,6 +93,8 @@ class Sweep(Study):
                 raise LeapformerError(f"attention {attention.text}: the model has {blocks}; give a plan for each")
             for plan in set(attention.plan.split("/")):
                 names_in(plan)
+        held = {key: value for key, value in self._about().items() if self._has(key)}
+        locked_folder(self.out, RECORD, held, "study", grows=True, write=False)
         if not self.runs():
             raise LeapformerError("attention, seeds and options name no run; give at least one of each")
         for name in self.options or {}:
@@ -124,15 +126,18 @@ class Sweep(Study):
 
     def reserve(self) -> None:
         """Raise LeapformerError if the folder holds another study; more runs and more scores are the same one."""
-        about = {"train": self.train, "prepare": list(self.prepare)}
-        about |= {f"scores {name}": list(commands) for name, commands in (self.scores or {}).items()}
-        if (record := self.out / RECORD).is_file():  # what has come to nothing may be corrected
+        about = self._about()
+        if (record := self.out / RECORD).is_file():
             before = read_json(record)
             write_json(record, {key: value for key, value in before.items() if key not in about or self._has(key)})
         locked_folder(self.out, RECORD, about, "study", signature(), grows=True)
 
+    def _about(self) -> dict[str, Any]:
+        about = {"train": self.train, PREPARE: list(self.prepare)}
+        return about | {f"scores {name}": list(commands) for name, commands in (self.scores or {}).items()}
+
     def _has(self, key: str) -> bool:
-        """Whether there is anything that a key of the record led to."""
+        """Whether there is anything that a key of the record led to; what has come to nothing may be corrected."""
         word, _, name = key.partition(" ")
         made = {"train": "*/model/*.pt", PREPARE: f"{PREPARE}/{DONE}", "scores": f"*/{name}/{SCORES}"}[word]
         return any(self.out.glob(made))

@@ -308,12 +308,14 @@ def locked_folder(
     *,
     grows: bool = False,
     among_others: bool = False,
+    write: bool = True,
 ) -> Path:
     """Reserve the folder of --out for the run that `about` describes, or check that it holds this run already.
 
     Call it in a folder that the process owns (see `owned`). The JSON file `record` in the folder keeps `about` and the
     `signature`, if given. With `grows`, keys that the record lacks are added; without, they count as a difference.
-    `among_others` allows a folder that holds other files but no record. `what` is the noun for such a run in messages.
+    `among_others` allows a folder that holds other files but no record; without `write`, it is only checked. `what` is
+    the noun for such a run in messages.
 
     Raises LeapformerError if the record differs or is damaged, if a folder without a record is not empty, or if the
     folder or the record cannot be written.
@@ -332,6 +334,8 @@ def locked_folder(
                 )
     elif not among_others and holds_files(folder):
         raise LeapformerError(f"--out {folder} is not empty and holds no {what}; choose another folder")
+    if not write:
+        return folder
     make_folder(path)
     if not wanted.keys() <= recorded.keys():
         write_json(file, {**recorded, **wanted, **({"signature": signature} if signature else {})}, "--out")

@@ -91,7 +91,7 @@ def test_what_has_come_to_nothing_may_be_corrected(tmp_path):
     (tmp_path / "out/softmax-seed1/test").mkdir(parents=True)
     (tmp_path / "out/softmax-seed1/test/scores.json").touch()
     with pytest.raises(LeapformerError, match=r"a study with another scores test \(\"score b .*, not \"score c"):
-        study(tmp_path, body.replace("score a", "score c"), f"{TRAIN} --dropout 0.1").reserve()
+        study(tmp_path, body.replace("score a", "score c"), f"{TRAIN} --dropout 0.1").check()
 
 
 def test_a_study_in_python(tmp_path, capsys, monkeypatch):
