@@ -28,7 +28,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..models.averaging import describe_checkpoint
 from ..modules.plan import names_in
 from ..support.errors import LeapformerError, suggestion
 from ..support.files import locked_folder, read_json, write_json, write_text
@@ -39,11 +38,13 @@ from .recipes.facts import BLOCKS
 from .recipes.options import whole
 from .recipes.options import words as split
 from .recipes.plans import Attention
-from .training_command import PLAN_FLAGS, SET_BY_RUNS, Training, read_training
+from .training_command import PLAN_FLAGS, SET_BY_RUNS, Training, best_model, read_training
+from .trainings import BEST
 
 KEYS = ("train", "attention", "seeds", "options", "prepare", "scores", "title")
 FIELDS = ("scores", "signatures", "n_instances")
-BEST, SCORES, RECORD, PREPARE, VALID = "checkpoint_best.pt", "scores.json", "study.json", "prepare", "valid"
+SCORES, RECORD, PREPARE, VALID = "scores.json", "study.json", "prepare", "valid"
+LOG = "train.log"
 Commands = tuple[str, ...]
 
 
@@ -70,13 +71,13 @@ class Run(NamedTuple):
 class Sweep(Study):
     """All combinations of attentions, seeds and values of options, each trained and scored.
 
-    checked: raises LeapformerError unless words are a command of `leapformer` with options that it has.
+    check_command: raises LeapformerError unless words are a command of `leapformer` with options that it has.
     """
 
     out: Path
     train: str
     attention: Sequence[Attention]
-    checked: Callable[[Sequence[str]], None]
+    check_command: Callable[[Sequence[str]], None]
     seeds: Sequence[int] = (1,)
     options: Mapping[str, Sequence[str]] | None = None
     prepare: Commands = ()
@@ -101,14 +102,14 @@ class Sweep(Study):
             if f"--{name}" in (*SET_BY_RUNS, "--seed"):
                 raise LeapformerError(f"options: {name} is not to be varied, each run has its own; leave it out")
         for command in self.prepare:
-            self.checked(self._words(command))
+            self.check_command(self._words(command))
         for name, commands in (self.scores or {}).items():
             if not re.fullmatch(r"[\w.-]+", name) or name == "model":
                 raise LeapformerError(f"scores: {name!r} cannot be the name of a folder of scores; choose another")
             places = dict.fromkeys(("checkpoint", "folder", "log"), "X")
             of_set = [self._words(command, **places) for command in commands]
             for words in of_set:
-                self.checked(words)
+                self.check_command(words)
             if not of_set or of_set[-1][0] != "score":
                 raise LeapformerError(f"scores: {name} does not end with the command score; add it")
 
@@ -177,7 +178,7 @@ class Sweep(Study):
     def _training(self, run: Run, needs: tuple[str, ...]) -> Cell:
         folder = self.out / run.name / "model"
         words = self.training.words(self._options(run), folder)
-        step = Command(tuple(words), "train.log", launched=True)
+        step = Command(tuple(words), LOG, launched=True)
         note = partial(_note, f"{run.record}\n")
         return Cell(f"{run.name}/model", (step,), needs=needs, collect=note, title=f"training {run.name}")
 
@@ -254,16 +255,14 @@ def _read_scores(folder: Path) -> Any:
 
 
 def _validation_loss(checkpoint: Path, folder: Path) -> dict[str, Any]:
-    about = describe_checkpoint(checkpoint)
-    if about["valid_loss"] is None:
-        raise LeapformerError(f"{checkpoint} has no validation loss; validate in the training, or give scores")
-    model = about | {"signature": signature()}
-    return {"scores": {"loss": about["valid_loss"]}, "signatures": {}, "n_instances": 0, "model": model}
+    best = best_model(checkpoint.parent, LOG)
+    model = best | {"signature": signature()}
+    return {"scores": {"loss": best["valid_loss"]}, "signatures": {}, "n_instances": 0, "model": model}
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
-def read_study(path: Path, out: Path, checked: Callable[[Sequence[str]], None]) -> Sweep:
-    """The study that a YAML file describes, with its results in `out`; for `checked`, see `Sweep`.
+def read_study(path: Path, out: Path, check_command: Callable[[Sequence[str]], None]) -> Sweep:
+    """The study that a YAML file describes, with its results in `out`; for `check_command`, see `Sweep`.
 
     Raises LeapformerError for unknown or missing keys, and for values of another form.
     """
@@ -273,12 +272,12 @@ def read_study(path: Path, out: Path, checked: Callable[[Sequence[str]], None]) 
     if not isinstance(content, dict):
         raise LeapformerError(f"{path} is no study; give it the keys {', '.join(KEYS)}")
     try:
-        return _study(content, out, checked)
+        return _study(content, out, check_command)
     except LeapformerError as error:
         raise LeapformerError(f"{path}: {error}") from error
 
 
-def _study(content: Mapping[str, Any], out: Path, checked: Callable[[Sequence[str]], None]) -> Sweep:
+def _study(content: Mapping[str, Any], out: Path, check_command: Callable[[Sequence[str]], None]) -> Sweep:
     for key in content:
         if key not in KEYS:
             raise LeapformerError(f"{key!r} is no key of a study; {suggestion(key, KEYS)}choose from {', '.join(KEYS)}")
@@ -293,7 +292,7 @@ def _study(content: Mapping[str, Any], out: Path, checked: Callable[[Sequence[st
         out,
         " ".join(_list("train", content["train"])),
         [Attention(text) for text in _list("attention", content["attention"])],
-        checked,
+        check_command,
         seeds,
         {name.lstrip("-"): values for name, values in _lists("options", content.get("options")).items()},
         tuple(_list("prepare", content.get("prepare", []))),

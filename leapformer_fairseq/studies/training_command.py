@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import math
 import shlex
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -14,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from ..compat.errors_explained import explained
+from ..models.averaging import describe_checkpoint
 from ..modules import BLOCKS, MechanismAttention, expand_plan
 from ..modules.swap import layers_of
 from ..support.errors import LeapformerError
 from .ablation.search import Plan, layers_text
-from .trainings import LAST, PROGRAM, parse_options, refusing
+from .trainings import BEST, LAST, PROGRAM, parse_options, refusing
 
 PLAN_FLAGS = {block.name: f"--{block.name}-attention" for block in BLOCKS}
 WHAT = "the training command"  # its name in error messages
@@ -137,6 +139,18 @@ def read_training(words: Sequence[str]) -> Training:
         if getattr(args, name) not in (False, LAST):
             raise LeapformerError(f"--{name.replace('_', '-')} in the training command: {reason}; leave it out")
     return Training(arguments, args)
+
+
+def best_model(folder: Path, log: str) -> dict[str, Any]:
+    """What `describe_checkpoint` says of the best checkpoint of a training in `folder`, whose output is in `log` there.
+
+    Raises LeapformerError if it left no validation loss.
+    """
+    path = folder / BEST
+    best: dict[str, Any] = describe_checkpoint(path) if path.is_file() else {"valid_loss": None}
+    if best["valid_loss"] is None or not math.isfinite(best["valid_loss"]):
+        raise LeapformerError(f"no validation loss ({best['valid_loss']}) in {path}; see {folder / log}")
+    return best
 
 
 def plan_flags(plan: Plan) -> list[str]:

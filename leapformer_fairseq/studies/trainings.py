@@ -29,7 +29,7 @@ from ..support.files import holds_files, replacing, write_text
 
 PROGRAM = (sys.executable, "-m", f"{__package__.rpartition('.')[0]}.cli.main")
 OPTIONS = "options"
-LAST = "checkpoint_last.pt"
+LAST, BEST = "checkpoint_last.pt", "checkpoint_best.pt"
 _log = logging.getLogger(__name__)
 PATIENCE_S = 60.0  # time for an interrupted training to exit
 Watch = Callable[[dict[str, Any]], None]  # receives the JSON objects of fairseq's log

@@ -5,23 +5,20 @@ OUT/runs/PLAN/train.log holds the output of all attempts of a training, OUT/runs
 
 from __future__ import annotations
 
-import math
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ...models.averaging import describe_checkpoint
-from ...support.errors import LeapformerError
 from ...support.signature import signature
 from .. import engine, trainings
 from ..engine import Cell, Command, State
+from ..training_command import best_model
 from .report import write_reports
 from .search import Result, is_within, objective, plan_text, recommend, without_the_worst
 from .study import BASELINE, COMBINATION, FAILED, REFUSED, REPLACEMENT, TO_DO, TRAINED, Run, Study
 
 LOG, DONE, NOUN = "train.log", "done", "ablation"
-BEST = "checkpoint_best.pt"
 FIELDS = tuple(field.name for field in fields(Result))
 
 
@@ -111,9 +108,7 @@ def collect(folder: Path, threads: int | None) -> dict[str, Any]:
 
     Raises LeapformerError if it left no validation loss.
     """
-    best: dict[str, Any] = describe_checkpoint(folder / BEST) if (folder / BEST).is_file() else {"valid_loss": None}
-    if best["valid_loss"] is None or not math.isfinite(best["valid_loss"]):
-        raise LeapformerError(f"no validation loss ({best['valid_loss']}) in {folder / BEST}; see {folder / LOG}")
+    best = best_model(folder, LOG)
     return {
         "loss": best["valid_loss"],
         "wps": trainings.speed(folder / LOG, "wps"),

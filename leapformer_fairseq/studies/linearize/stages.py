@@ -24,6 +24,7 @@ from .. import trainings
 from ..ablation.search import layers_text
 from ..engine import Call, Cell, Command, State, Study
 from ..recipes.plans import Attention
+from ..trainings import BEST
 from .command import words_of
 from .pair import Pair, load_pair, mechanisms
 from .report import KNOWN, NEEDED, ORDER, RESULT, write_report
@@ -31,7 +32,7 @@ from .selection import Names, Swap, choose, kept, measured
 
 TASKS = ("language_modeling", "translation", "speech_to_text", "text_to_speech")
 ALIGN, CHOOSE, DISTILL, TASK = "align", "choose", "distill", "task"
-BEST, START, CHECKPOINT = "checkpoint_best.pt", "start.pt", "checkpoint.pt"
+START, CHECKPOINT = "start.pt", "checkpoint.pt"
 # Shares of the teacher's updates. On sentences (Multi30k, hedgehog), an update of alignment takes 1.08 times as long as
 # one of the teacher's training, and an update of distillation 1.63 times: together a third of the teacher's time.
 ALIGN_SHARE, DISTILL_SHARE = 0.05, 0.17

@@ -27,11 +27,11 @@ from ...support.files import read_json, write_json
 from ...support.signature import signature
 from .. import trainings
 from ..engine import Cell, Command, State, Study
+from ..trainings import BEST
 from .protocols import Protocol, check_names, data_quirks, load, words
 
 RESULT, PROTOCOL, STUDY = "result.json", "protocol.json", "grid of Long Range Arena"
 FIELDS = ("task", "row", "seed", "accuracy", "dev", "examples", "chance", "updates", "speed", "parameters")
-BEST = "checkpoint_best.pt"
 
 
 class Training(NamedTuple):

@@ -83,7 +83,7 @@ class FineTuning(Runs):
         """Evaluation sets: name of the results -> fairseq's name, file of labels, which may not exist."""
 
     def evaluations(self, run: Run) -> Mapping[str, list[str]]:
-        prepared = (self.data_of(run) / "binary/done").is_file()  # until then nobody knows which labels there are
+        prepared = (self.data_of(run) / "binary/done").is_file()  # until then the labels are unknown
         sets = self.sets(run).items()
         return {name: self.options("eval") for name, (_, labels) in sets if labels.is_file() or not prepared}
 

@@ -152,7 +152,7 @@ class Pareto(_Scoring):
 
     @cached_property
     def sentences(self) -> list[Sentence]:
-        _read.cache_clear()  # files of these names may have been fitted anew
+        _read.cache_clear()  # files of these names may have been fitted again
         return _read(str(self.graphs.folder), tuple(self.sweep.files), self.limit)[1]
 
     @cached_property
