@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from .. import PLUGIN_DIR, register
 from ..studies import trainings
 from ..support.errors import LeapformerError
-from ..support.files import owned
+from ..support.files import owned, write_text
 from ..support.options import flag
 from . import logs
 
@@ -33,6 +33,7 @@ LEAST = {
     **dict.fromkeys(("num_workers", "max_update", "max_epoch", "warmup_updates", "max_len_a", "max_len_b"), 0),
     **dict.fromkeys(("clip_norm", "weight_decay", "label_smoothing", "dropout", "attention_dropout"), 0),
 }
+UNFINISHED = "preprocess.unfinished"  # in the folder of `preprocess`, until it has ended
 EXPORTED = ("generate", "interactive", "eval-lm")  # the commands that accept an exported model as --path
 
 
@@ -201,6 +202,9 @@ class _Main:
         if self.main.__module__ == "fairseq_cli.train":
             with _finished_stays_finished():
                 self.main(*args, **kwargs)
+        elif self.main.__module__ == "fairseq_cli.preprocess":
+            with _repeatable(*args):
+                self.main(*args, **kwargs)
         else:
             self.main(*args, **kwargs)
 
@@ -212,6 +216,24 @@ def _main_in_new_process(module: str) -> Callable[..., None]:
     logs.set_up()
     register()
     return _Main(importlib.import_module(module).main)
+
+
+@contextmanager
+def _repeatable(args: argparse.Namespace) -> Iterator[None]:
+    """Delete the dictionaries of an attempt of `preprocess` that did not end: fairseq refuses to overwrite them."""
+    with owned(args.destdir, "--destdir") as folder:
+        given = [Path(path).resolve() for path in (args.srcdict, args.tgtdict) if path]
+        dictionaries = [path for path in folder.glob("dict*.txt") if path.resolve() not in given]
+        mark = folder / UNFINISHED
+        if mark.is_file():
+            for path in dictionaries:
+                path.unlink()
+        elif dictionaries:  # of an attempt that ended
+            yield
+            return
+        write_text(mark, "")
+        yield
+        mark.unlink()
 
 
 @contextmanager

@@ -131,7 +131,7 @@ def _dictionary_that_exists(error: BaseException) -> str | None:
     preparing = _locals(error, "fairseq_cli.preprocess", "main")
     if not isinstance(error, FileExistsError) or error.errno is not None or preparing is None:
         return None
-    remedy = "choose another --destdir, or delete it if it is of an attempt that failed"
+    remedy = "choose another --destdir, or delete it"
     return f"{error} exists already; give it to --srcdict or --tgtdict, {remedy}"
 
 

@@ -86,7 +86,15 @@ def compare(runs: Sequence[Mapping[str, Any]], order: Sequence[str] = ()) -> lis
     for row, difference in zip(rows, to_baseline, strict=True):
         row["difference"] = difference
     places = {name: place for place, name in enumerate(order)}
-    return sorted(rows, key=lambda row: (row["set"], places.get(row["attention"], len(places))))
+    return sorted(
+        rows, key=lambda row: (row["set"], places.get(row["attention"], len(places)), _by_number(row["options"]))
+    )
+
+
+def _by_number(text: str) -> list[str | float]:
+    """Sort key of a text, in which 2 comes before 10, and 0.01 after 1e-3."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", text)
+    return [float(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def _row(test_set: str, options: str, attention: str, runs: Sequence[Mapping[str, Any]]) -> Row:

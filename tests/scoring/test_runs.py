@@ -125,6 +125,13 @@ def test_other_options_are_another_row(language_models):
     assert "--beam" not in str(lines), "all have it"
 
 
+def test_options_come_in_the_order_of_their_numbers(tmp_path):
+    for seed, rate in enumerate(("10", "2", "0.01", "1e-3"), 1):
+        scored(tmp_path, "leap", {"perplexity": 1.0}, seed, f"--lr {rate}")
+    rows = compare(collect_runs(tmp_path))
+    assert [row["options"].split()[1] for row in rows] == ["1e-3", "0.01", "2", "10"]
+
+
 def test_the_expected_order_is_reported_as_it_came_out(language_models):
     runs = collect_runs(language_models)
     check = check_order(runs, ["leap", "cosformer", "relu"])

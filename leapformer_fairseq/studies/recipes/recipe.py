@@ -262,17 +262,6 @@ def logged(*words: object, log: str = "log", program: str = "leapformer", thread
     return Command(tuple(map(str, words)), log, program, threads=threads)
 
 
-def binarised(out: Path, *words: object, log: str = "preprocess.log") -> Steps:
-    """Run fairseq-preprocess into the folder `out`."""
-    return Call(_without_dictionaries, (out,), inline=True), logged("preprocess", *words, log=log)
-
-
-def _without_dictionaries(folder: Path) -> None:
-    """Delete the dictionaries of an interrupted command, which fairseq does not overwrite."""
-    for path in folder.glob("dict.*txt"):
-        path.unlink()
-
-
 def training(
     data: Path, save: Path, *words: object, longer: str = "--train-options", threads: int | None = None
 ) -> Command:

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 from ...support.errors import LeapformerError
 from ..engine import Cell, State
 from .plans import Attention
-from .recipe import Recipe, Steps, binarised, training
+from .recipe import Recipe, Steps, logged, training
 
 
 class Run(NamedTuple):
@@ -71,7 +71,7 @@ class Runs(Recipe):
         for name, file in files.items():
             options += [f"--{name}pref", file]
         words = ("--only-source", "--destdir", out / part, "--workers", self.settings.workers, *options)
-        return binarised(out / part, *words, log=f"{part}/preprocess.log" if part else "preprocess.log")
+        return (logged("preprocess", *words, log=f"{part}/preprocess.log" if part else "preprocess.log"),)
 
     # ------------------------------------------------------------------------------------------------------- training
     def cells_train(self, state: State) -> list[Cell]:

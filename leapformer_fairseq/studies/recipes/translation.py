@@ -9,7 +9,7 @@ from pathlib import Path
 from ...support.lines import read_lines, write_lines
 from ..engine import Call, Cell, State
 from .plans import Attention
-from .recipe import LIMITS, Recipe, Steps, binarised, logged, ours, training
+from .recipe import LIMITS, Recipe, Steps, logged, ours, training
 
 SEPARATOR = "<sep>"
 
@@ -62,14 +62,14 @@ class Translation(Recipe):
         name, *more = self.prepare_options()
         parts = (word for part in ("train", "valid", "test") for word in (f"--{part}pref", text / part))
         # One dictionary for both languages, so that they can share embeddings.
-        binarise = binarised(
-            binary, *self.languages, *parts, "--destdir", binary, "--joined-dictionary", "--srcdict",
-            text / "spm.txt", "--workers", s.workers,
+        binarise = logged(
+            "preprocess", *self.languages, *parts, "--destdir", binary, "--joined-dictionary", "--srcdict",
+            text / "spm.txt", "--workers", s.workers, log="preprocess.log",
         )  # fmt: skip
         prepare = ours("prepare", name, s.root, "--out", text, "--pair", s.pair, "--vocab-size", s.vocab_size, *more)
         return [
             Cell("data", (prepare,), None, title=f"preparing {self.name} in {self.data}"),
-            Cell("data/binary", binarise, needs=("data",)),
+            Cell("data/binary", (binarise,), needs=("data",)),
         ]
 
     def cells_train(self, state: State) -> list[Cell]:
