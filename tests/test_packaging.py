@@ -17,7 +17,7 @@ from .sources import copied_sources
 
 PACKAGE = PLUGIN_DIR.name
 # Lowest first, as docs/floors.svg draws them; a room imports only from lower floors, and attention of support only the
-# errors.
+# errors and what options are.
 FLOORS = (
     ("support",), ("attention", "runtime", "optim"), ("compat", "data"), ("modules",), ("models",),
     ("scoring", "simul", "criterions", "tasks"), ("export", "agents"), ("studies",), ("cli",),
@@ -53,7 +53,7 @@ def violations(source: str, file: Path) -> list[str]:
         if top != PACKAGE:
             allowed = here not in LIBRARIES or top in LIBRARIES[here] or top in sys.stdlib_module_names
         elif here == "attention" and target == "support":
-            allowed = rest.startswith("support.errors.")
+            allowed = rest.startswith(("support.errors.", "support.declared."))
         elif here == "__init__":
             allowed = target == "compat"  # whose `register` imports the rest by name
         else:

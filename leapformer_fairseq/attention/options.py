@@ -2,42 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
-
+from ..support.declared import Option as Option
 from ..support.errors import LeapformerError
 from .capabilities import BLOCKS
-
-
-class Option(NamedTuple):
-    """An option of a mechanism: its Python name (`leap_factor` becomes the flag `--leap-factor`), default and help.
-
-    `choices` lists the allowed values; empty: any. A number must be at least `least` and greater than `above`, where
-    these are given. `without_encoder` is the default in models without an encoder, where it differs.
-    """
-
-    name: str
-    default: bool | int | float | str
-    help: str
-    choices: tuple[str, ...] = ()
-    without_encoder: bool | int | float | str | None = None
-    least: int | None = None
-    above: int | None = None
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-    def check(self, value: Any) -> None:
-        """Raise LeapformerError for a value that is not among the choices, not a number, or too small."""
-        if self.choices and value not in self.choices:
-            raise LeapformerError(f"{self.flag} {value!r}: choose from: {', '.join(self.choices)}")
-        if isinstance(self.default, (int, float)) and (not isinstance(value, (int, float)) or math.isnan(value)):
-            raise LeapformerError(f"{self.flag} {value!r}: give a number, as in {self.flag} {self.default}")
-        if self.least is not None and not value >= self.least:
-            raise LeapformerError(f"{self.flag} {value}: give at least {self.least}")
-        if self.above is not None and not self.above < value < math.inf:
-            raise LeapformerError(f"{self.flag} {value}: give a number above {self.above}")
 
 
 def per_block(flag: str, value: str | int, block: str | None, least: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ..support.declared import checked, enroll
 from ..support.errors import LeapformerError, suggestion
 from .capabilities import BLOCKS
 from .mechanism import Mechanism
@@ -25,18 +26,7 @@ def register(name: str, *options: Option) -> Callable[[M], M]:
     """
 
     def add(cls: M) -> M:
-        if name in MECHANISMS:
-            raise LeapformerError(
-                f"mechanism {name!r} is already registered by {MECHANISMS[name].__module__}; rename it"
-            )
-        for option in options:
-            if OPTIONS.setdefault(option.name, option) != option:
-                raise LeapformerError(
-                    f"option {option.name!r} of mechanism {name!r} differs from its first declaration "
-                    f"{OPTIONS[option.name]}; declare it identically or rename it"
-                )
-        cls.name, cls.options = name, tuple(options)
-        MECHANISMS[name] = cls
+        enroll("mechanism", MECHANISMS, OPTIONS, cls, name, options)
         return cls
 
     return add
@@ -70,11 +60,5 @@ def build(
     cls = find(name)
     if block is not None and block not in BLOCKS:
         raise LeapformerError(f"block {block!r} is unknown; choose from: {', '.join(BLOCKS)}, or None")
-    known = {option.name: option.default for option in cls.options}
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        allowed = ", ".join(known) or "none"
-        raise LeapformerError(f"mechanism {name!r} has no option {unknown[0]!r}; its options: {allowed}")
-    for option in cls.options:
-        option.check(options.get(option.name, option.default))
+    checked("mechanism", name, cls.options, options)
     return cls(head_dim, num_heads, dropout=dropout, block=block, input_dim=input_dim, **options)

@@ -34,7 +34,7 @@ def call(words: Sequence[str]) -> None:
     """Run one of our short commands, in this process. Raises LeapformerError if it fails."""
     from .main import build_parser
 
-    status = options.call(build_parser(words[0]).parse_args(words))
+    status = options.call(build_parser(words[0], words).parse_args(words))
     if status == INTERRUPTED:
         raise KeyboardInterrupt
     if status:

@@ -11,8 +11,12 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..runtime.simul import own
+from ..runtime.simul.options import rows
+from ..runtime.simul.policy import POLICIES, find
 from ..runtime.simul.segments import HISTORIES, SEGMENTS, SegmentOptions
 from ..scoring.quality import bleu
+from ..support.declared import Option
 from ..support.errors import LeapformerError
 from ..support.options import at_least, defaults, flag, parse, without
 from . import calls, simulate
@@ -21,33 +25,43 @@ if TYPE_CHECKING:
     from ..simul.simulate import Utterance
     from ..studies.curve import Curve, Run, Setting
 
+# The values of options of policies that are combined by default; of others, it is their default alone.
+_GRIDS = {"k": "1 3 5 9", "hold": "2 4 6", "agree": "2 3", "align_frames": "4 8", "edatt_alpha": "0.2 0.4 0.6"}
+_DECLARED = [option for policy in POLICIES.values() for option in policy.options]
 # Options of `leapformer simulate` that the grid sets for each run, so that the command takes lists of them instead.
 _OF_RUNS = (
-    "--checkpoint", "--policy", "--waitk-lagging", "--hold", "--agree", "--align-frames", "--pre-decision-ratio",
+    "--checkpoint", "--policy", *(option.flag for option in _DECLARED), "--pre-decision-ratio",
     "--source-segment-size", "--segment", "--out",
 )  # fmt: skip
 _SHARED = without(simulate.OPTIONS, _OF_RUNS)
 _FREE = ("--jobs", "--source", "--target")  # the first does not change results; `_settings` records the others
-_NUMBERS = """
---k LIST... = 1 3 5 9   wait-k: k, in steps
---hold LIST... = 2 4 6  hold-n: tokens at the end that are held back
---agree LIST... = 2 3   local-agreement: steps whose translations must agree
---align-frames LIST... = 4 8  alignatt: a token waits if it attends most to one of this many last states
---pre-decision-ratios LIST... =  encoder states (40 ms each) per step; by default the trained number
---segment-sizes LIST... = 40  audio sent at a time, in ms; delays are multiples of it
-"""
+
+
+def _listed(option: Option) -> Option:
+    """An option of a policy as `rows` makes a list of it."""
+    values, about = _GRIDS.get(option.name, option.default), option.help.partition(" (default")[0]
+    return option._replace(default=values, help=about, kind=option.type, long="")
+
+
 OPTIONS = f"""
 --out DIR!              runs and results; the same command resumes there
 --checkpoints FILE...!  leapformer_simulst* or leapformer_s2t*
 --names NAME... =       of the checkpoints (default: those of the files)
---policies LIST... = wait-k  when to write: wait-k, hold-n, local-agreement, alignatt, offline
-{_NUMBERS}
+--policies LIST... = wait-k  when to write: {", ".join(POLICIES)}, or some of your own; all their options are lists
+{rows(map(_listed, _DECLARED), listed=True)}
+--pre-decision-ratios LIST... =  encoder states (40 ms each) per step; by default the trained number
+--segment-sizes LIST... = 40  audio sent at a time, in ms; delays are multiples of it
 --repeats N:int = 0     time the computation N times, one utterance at a time, for the scores in _CA (default: 0, none)
 --segment LIST... = pause  with --talks: what ends a segment: pause, tokens, seconds
 --limit N:int           only the first N sentences
 {calls.study_options("runs")}
 {_SHARED}
 """
+
+
+def more_options(words: Sequence[str]) -> str:
+    """The options of policies that the words of the command bring, as a table."""
+    return rows(map(_listed, own.options(words)), listed=True)
 
 
 @calls.owning
@@ -99,10 +113,15 @@ def _runs(args: Namespace) -> list[Run]:
     """All runs of the grid. Raises LeapformerError for unsuitable names and numbers, and for an empty grid."""
     from ..studies.curve import Grid, name_checkpoints
 
-    numbers = {name: _numbers(flag(name), getattr(args, name)) for name in defaults(_NUMBERS)}
-    ratios: Sequence[int | None] = numbers.pop("pre_decision_ratios") or [None]
-    sizes, shared, segments = numbers.pop("segment_sizes"), _shared_flags(args), _segments(args)
-    grid = Grid(name_checkpoints(args.checkpoints, args.names), _items(args.policies), numbers, ratios, sizes, segments)
+    for file in args.policy_file:
+        own.load(file)
+    policies = _items(args.policies)
+    options = {option.name: option for policy in policies for option in find(policy).options}
+    numbers = {name: _values(flag(name), getattr(args, name), option.type) for name, option in options.items()}
+    ratios = _values("--pre-decision-ratios", args.pre_decision_ratios, int) or [None]
+    sizes = _values("--segment-sizes", args.segment_sizes, int)
+    shared, segments = _shared_flags(args), _segments(args)
+    grid = Grid(name_checkpoints(args.checkpoints, args.names), policies, numbers, ratios, sizes, segments)
     runs = [_run(args, grid.checkpoints[setting.checkpoint], setting, shared) for setting in grid.settings()]
     if not runs:
         raise LeapformerError("the grid is empty; give --policies and for each its numbers, and --segment-sizes")
@@ -172,11 +191,16 @@ def _items(values: Sequence[str]) -> list[str]:
     return " ".join(values).split()
 
 
-def _numbers(option: str, values: Sequence[str]) -> list[int]:
+_EXAMPLES: dict[type, str] = {int: "whole numbers, e.g. '4 8'", float: "numbers, e.g. '0.4 0.8'", bool: "true or false"}
+
+
+def _values(option: str, values: Sequence[str] | None, kind: type) -> list[Any]:
+    """The items of a list as values of a kind; without a list, None, which is the policy's own default."""
+    read = {"true": True, "false": False}.__getitem__ if kind is bool else kind
     try:
-        return [int(item) for item in _items(values)]
-    except ValueError as error:
-        raise LeapformerError(f"{option} {' '.join(values)}: give whole numbers, e.g. {option} '4 8'") from error
+        return [None] if values is None else [read(item) for item in _items(values)]
+    except (ValueError, KeyError) as error:
+        raise LeapformerError(f"{option} {' '.join(values or ())}: give {_EXAMPLES[kind]}") from error
 
 
 def _shared(args: Namespace) -> dict[str, tuple[Any, Any]]:
@@ -187,16 +211,19 @@ def _shared(args: Namespace) -> dict[str, tuple[Any, Any]]:
 def _shared_flags(args: Namespace) -> list[str]:
     """The arguments of `leapformer simulate` that all runs share, without defaults."""
     values = {option: value for option, (value, default) in _shared(args).items() if value != default}
+    values.pop(own.FLAG, None)  # a list
     if args.limit and not args.talks:
         values |= _lists(args)
     # --silence-db off is stored as None; a flag without a value as True.
     words = {option: "off" if value is None else str(value) for option, value in values.items()}
-    return [word for option, text in words.items() for word in ([option] if text == "True" else [option, text])]
+    files = [word for file in args.policy_file for word in (own.FLAG, file)]
+    return files + [word for option, text in words.items() for word in ([option] if text == "True" else [option, text])]
 
 
 def _settings(args: Namespace) -> dict[str, Any]:
     """The options that must stay the same in a folder."""
     shared = {option: value for option, (value, _) in _shared(args).items() if option not in _FREE}
+    shared[own.FLAG] = own.digest(args.policy_file)
     return {"--source": args.source, "--target": args.target, "--limit": args.limit, **shared}
 
 

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import logging
 import sys
+from collections.abc import Sequence
 from importlib.abc import SourceLoader
 
 from .. import __version__
@@ -56,18 +57,18 @@ def _dispatch(argv: list[str]) -> int:
     if not command.startswith("-") and command not in COMMANDS:
         near = suggestion(command, [*COMMANDS, *fairseq_commands.COMMANDS])
         raise LeapformerError(f"there is no command {command!r}; {near}`leapformer --help` shows all")
-    args = build_parser(command).parse_args(argv)
+    args = build_parser(command, argv).parse_args(argv)
     return call(args)
 
 
-def build_parser(command: str | None) -> argparse.ArgumentParser:
-    """The parser of all sub-commands, of which only `command` has its own arguments."""
+def build_parser(command: str | None, words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser of all sub-commands, of which only `command`, called with `words`, has its own arguments."""
     parser = _Overview(prog="leapformer", usage="leapformer COMMAND ...")
     parser.add_argument("--version", action="version", version=f"leapformer {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True, prog="leapformer", parser_class=ending.Parser)
     if command in COMMANDS:
         module = importlib.import_module(f".{COMMANDS[command]}", __package__)
-        add_command(subparsers.add_parser(command), module)
+        add_command(subparsers.add_parser(command), module, words)
     return parser
 
 

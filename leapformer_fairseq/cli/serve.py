@@ -4,6 +4,7 @@ from argparse import Namespace
 
 from ..runtime.commands import serve
 from ..runtime.commands.serve import OPTIONS as OPTIONS
+from ..runtime.commands.serve import more_options as more_options
 from ..simul.live import load_sessions, prepare_thread
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.formats.runlog import SIMULATION, UNITS
-from ..runtime.simul.options import SEGMENT_OPTIONS, SYSTEM_OPTIONS
+from ..runtime.simul import own
+from ..runtime.simul.options import SEGMENT_OPTIONS, SYSTEM_OPTIONS, own_options
 from ..scoring.pieces import SEGMENTERS
 from ..scoring.quality import bleu
 from ..support.errors import LeapformerError
@@ -47,6 +48,7 @@ OPTIONS = f"""
 --jobs N:int = 1        processes that translate
 {TALK_OPTIONS}
 """
+more_options = own_options
 
 
 @calls.owning
@@ -88,6 +90,7 @@ def _locked_folder(args: argparse.Namespace, without: Collection[str]) -> Path:
     from ..support.signature import signature
 
     options = {name: value for name, value in vars(args).items() if name not in (*_FREE, *without)}
+    options["policy_file"] = own.digest(args.policy_file)
     about = {"options": options, "model": describe_checkpoint(args.checkpoint)}
     return locked_folder(args.out, SIMULATION, about, "simulation", signature(threads=args.num_threads))
 

@@ -4,6 +4,7 @@ from argparse import Namespace
 
 from ..runtime.commands import stream
 from ..runtime.commands.stream import OPTIONS as OPTIONS
+from ..runtime.commands.stream import more_options as more_options
 from ..simul.live import load_sessions
 
 

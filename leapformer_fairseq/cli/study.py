@@ -97,4 +97,4 @@ def _check_command(words: Sequence[str]) -> None:
     if words[0] not in main.COMMANDS:
         near = suggestion(words[0], [*main.COMMANDS, *fairseq_commands.COMMANDS])
         raise LeapformerError(f"{words[0]!r} is no command of leapformer; {near}`leapformer --help` shows all")
-    main.build_parser(words[0]).parse_args(words)
+    main.build_parser(words[0], words).parse_args(words)

@@ -67,7 +67,7 @@ def _search(
             scores[:, target.eos] = -np.inf
         scores += sums[:, None]
         considered = scores if position > 1 else scores[:1]
-        best = _largest(considered.ravel(), min(2 * beam, considered.size - 1))
+        best = largest(considered.ravel(), min(2 * beam, considered.size - 1))
         rows, tokens = np.divmod(best, scores.shape[1])
         values = considered.ravel()[best]
         for row, token, value in zip(rows[:beam], tokens[:beam], values[:beam], strict=True):
@@ -83,7 +83,7 @@ def _search(
     return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
 
 
-def _largest(values: np.ndarray, count: int) -> np.ndarray:
+def largest(values: np.ndarray, count: int) -> np.ndarray:
     """The indices of the `count` largest values in descending order; of equal values, the first one comes first."""
     least = np.partition(values, -count)[-count]
     places = np.flatnonzero(values >= least)  # few, and none of the largest is missing

@@ -37,6 +37,7 @@ def serves_batches(system: System, options: DecodingOptions) -> TypeGuard[Transl
         and policy.name == "wait-k"
         and policy.catch_up == 1
         and options.early_eos == "mask"
+        and options.beam == 1
         and (a == 0 or a * system.step_frames >= 1)
         and engine_for(system.model, system.engine) is IncrementalEngine
         and getattr(system.model, "lagging", None) is not None  # its cross-attention can follow wait-k

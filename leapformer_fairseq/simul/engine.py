@@ -47,7 +47,8 @@ class Engine(ABC):
         self.times = times if times is not None else ComputeTimes()
         self.n_frames = 0
         self.finished = False
-        self.attention: Tensor | None = None  # (S,), weights of the last step over the encoder states, if requested
+        self._weights: Tensor | None = None  # (S,), of the last step over the encoder states, if requested
+        self._logits: Tensor | None = None  # (V,), of the last choice
         self._tokens = [first_token]
         self._n_consumed = 0  # tokens that are part of the decoder's state
         self._fed: list[Any] = []
@@ -103,7 +104,7 @@ class Engine(ABC):
             # The decoder may see all states that it is given; settings of the model belong to other users of it.
             with decoder.context.own(PassOptions(schedule=None, weights=layer is not None)):
                 logits, extra = decoder(tokens, encoder_out=encoder_out, incremental_state=state, **wanted)
-            self.attention = None if layer is None else extra["attn"][0][0, -1].float()
+            self._weights = None if layer is None else extra["attn"][0][0, -1].float()
         self._n_consumed = len(self._tokens)
         self.times.decoder_steps += 1
         return logits[0, -1].float()
@@ -113,13 +114,21 @@ class Engine(ABC):
         logits = self.step(visible, layer)
         with self.times.measure("decoder_s"):
             logits[torch.tensor(forbidden, device=logits.device)] = -math.inf
+            self._logits = logits
             return int(logits.argmax())
 
     @property
-    def focus(self) -> int:
-        """The encoder state that the last token attends to most in the requested layer."""
-        assert self.attention is not None
-        return int(self.attention.argmax())
+    def log_probabilities(self) -> Callable[[], np.ndarray]:
+        """Computes the log-probabilities of the last choice, (V,), among the tokens that were not forbidden."""
+        logits = self._logits
+        assert logits is not None
+        return lambda: logits.log_softmax(0).cpu().numpy()
+
+    @property
+    def attention(self) -> np.ndarray:
+        """The weights of the last token over the encoder states in the requested layer, (S,), the mean over heads."""
+        assert self._weights is not None
+        return self._weights.cpu().numpy()
 
     def consume(self, visible: int | None = None, layer: int | None = None) -> None:
         """Consume the last token unless this was done already; arguments as for `step`."""

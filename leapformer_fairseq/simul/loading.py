@@ -84,7 +84,7 @@ def with_policy(
 
 def _check_policy(model: Any, policy: PolicyOptions, engine: str) -> None:
     """Raise LeapformerError for an engine that the model cannot have, or attention that cannot stream."""
-    if policy.name == "offline":
+    if not policy.policy.early:
         return
     in_parts = engine_for(model, engine) is IncrementalEngine
     width = model.decoder.embed_dim  # of a carry, which fitted when the model was built
@@ -98,16 +98,15 @@ def resolve_policy(model: Any, policy: PolicyOptions, ratio: int | None) -> tupl
     """
     if ratio is not None and ratio < 1:
         raise LeapformerError(f"--pre-decision-ratio is {ratio}; it must be at least 1")
-    if policy.name == "wait-k" and policy.k is None:
-        policy = replace(policy, k=getattr(model, "lagging", None))
+    policy = policy.with_lagging(getattr(model, "lagging", None))
     ratio = getattr(model, "pre_decision_ratio", None) if ratio is None else ratio
-    if ratio is None or (policy.name == "wait-k" and policy.k is None):
+    if ratio is None or policy.lacks_lagging:
         raise LeapformerError("this model was not trained with wait-k; give --waitk-lagging and --pre-decision-ratio")
     layers = len(model.decoder.layers)
     if not 0 < abs(policy.align_layer) <= layers:
         raise LeapformerError(f"--align-layer {policy.align_layer}: the decoder has the layers 1 to {layers}")
     from_one = policy.align_layer + (layers + 1 if policy.align_layer < 0 else 0)
-    return replace(policy, align_layer=from_one), ratio
+    return policy.but(align_layer=from_one), ratio
 
 
 def _detokenizer(dictionary: Any, config: Any, root: Path) -> Detokenizer:

@@ -92,13 +92,17 @@ def _output(change: Change) -> IncrementalOutput:
 def _arguments(config: SimpleNamespace) -> argparse.Namespace:
     """The options of a configuration with our defaults. Raises LeapformerError for unknown and missing ones."""
     parser = argparse.ArgumentParser(argument_default=None)
-    add_system_options(parser)
+    given = dict(vars(config))
+    files = given.get("policy_file") or []
+    given["policy_file"] = files = [files] if isinstance(files, str) else files
+    words = [word for file in files for word in ("--policy-file", file)]
+    add_system_options(parser, [*words, "--policy", given.get("policy", "")])
     add_segment_options(parser)
     parser.add_argument("--drafts", action="store_true")
     parser.add_argument("--device", default="cpu")
     actions = {action.dest: action for action in parser._actions if action.dest != "help"}
     args = argparse.Namespace(**{name: action.default for name, action in actions.items()})
-    for name, value in vars(config).items():
+    for name, value in given.items():
         if name in THEIRS:
             continue
         if name not in actions:

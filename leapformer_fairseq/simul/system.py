@@ -59,4 +59,4 @@ class TranslationSystem:
 
     def waiting(self, k: int) -> Self:
         """The same system with another k of wait-k."""
-        return replace(self, policy=replace(self.policy, k=k))
+        return replace(self, policy=self.policy.but(k=k))

@@ -11,7 +11,7 @@ import re
 import shlex
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from ..runtime.formats.runlog import PARTS, PARTS_S
 from ..runtime.formats.talks import QUEUED
-from ..runtime.simul.policy import POLICIES, PolicyOptions
+from ..runtime.simul.policy import OPTIONS, PolicyOptions, find
 from ..scoring.comparison import COLUMNS, FORMS
 from ..scoring.latency import HIGH_MS, LOW_MS
 from ..scoring.pictures.latency import BELOW, curve_figure, is_below
@@ -29,47 +29,48 @@ from ..scoring.table import Column, Record, Table, bullets, page, signed, spread
 from ..simul.live import open_system
 from ..simul.simulate import Simulation, Utterance, build_simulation, log_outcome, logged
 from ..simul.talks import LOGS, course, read_usage
+from ..support.declared import Option
 from ..support.errors import LeapformerError
 from ..support.files import locked_folder, read_json, write_json, write_text
 from ..support.signature import signature
 from .engine import Call, Cell, Command, State, Study
 
 SCORES = "scores.json"
-# policy -> what its grid varies: the field of PolicyOptions, and the option of `leapformer simulate`
-VARIED = {
-    "wait-k": ("k", "--waitk-lagging"),
-    "hold-n": ("hold", "--hold"),
-    "local-agreement": ("agree", "--agree"),
-    "alignatt": ("align_frames", "--align-frames"),
-}
+
+
+Numbers = tuple[tuple[str, Any], ...]  # options of a policy and their values
+
+
+def _words(option: Option, value: Any) -> list[str]:
+    """The words by which a command line gives an option this value."""
+    if isinstance(value, bool):
+        return [option.flag] if value else [option.flag.replace("--", "--no-", 1)] if option.default else []
+    return [option.flag, str(value)]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The values to combine. `numbers`: for the fields of `VARIED`. `ratios`: None for the trained one.
+    """The values to combine. `numbers`: for the options of policies. `ratios`: None for the trained one.
 
     `segments`: the options of `leapformer simulate` that define the end of a segment of a talk; empty for utterances.
     """
 
     checkpoints: Mapping[str, str]
     policies: Sequence[str]
-    numbers: Mapping[str, Sequence[int]]
+    numbers: Mapping[str, Sequence[Any]]
     ratios: Sequence[int | None]
     segment_sizes: Sequence[int]
     segments: Sequence[tuple[str, ...]] = ((),)
 
     def __post_init__(self) -> None:
-        for policy in self.policies:
-            if policy not in POLICIES:
-                raise LeapformerError(f"--policies {policy}: choose from {', '.join(POLICIES)}")
-        axes = {"--k": self.numbers["k"], "--pre-decision-ratios": self.ratios, "--segment-sizes": self.segment_sizes}
+        axes = {"--pre-decision-ratios": self.ratios, "--segment-sizes": self.segment_sizes}
         for option, values in axes.items():
             for value in values:
                 if value is not None and value < 1:
                     raise LeapformerError(f"{option} {value}: it must be at least 1")
-        for policy, (field, _) in VARIED.items():
-            for number in self.numbers[field]:
-                PolicyOptions(policy, **{field: number})  # refuses impossible numbers
+        for policy in self.policies:
+            for numbers in self._numbers(policy):
+                PolicyOptions(policy, **dict(numbers))  # refuses unknown policies and impossible numbers
 
     def settings(self) -> list[Setting]:
         """All points of the grid, each once."""
@@ -82,33 +83,39 @@ class Grid:
         ]
         return list(dict.fromkeys(points))
 
-    def _numbers(self, policy: str) -> Sequence[int | None]:
-        return self.numbers[VARIED[policy][0]] if policy in VARIED else [None]
+    def _numbers(self, policy: str) -> Iterator[Numbers]:
+        """All combinations of the policy's options, of which the first, and those with other values, are varied."""
+        axes = list[list[tuple[str, Any]]]()
+        for rank, option in enumerate(find(policy).options):
+            values = self.numbers.get(option.name, [option.default])
+            if rank == 0 or list(values) != [option.default]:
+                axes.append([(option.name, value) for value in values])
+        for point in product(*axes):
+            yield tuple((name, value) for name, value in point if value is not None)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A point of the grid. `number`: the policy's parameter, None if it has none. `ratio`: None for the trained one.
+    """A point of the grid. `numbers`: values of the policy's options. `ratio`: None for the trained one.
 
     `segment`: as in `Grid.segments`.
     """
 
     checkpoint: str
     policy: str
-    number: int | None
+    numbers: Numbers
     ratio: int | None
     segment_ms: int
     segment: tuple[str, ...] = ()
 
     @property
-    def varied(self) -> dict[str, int]:
-        """The policy's parameter under its name; empty if it has none."""
-        return {} if self.number is None else {VARIED[self.policy][0]: self.number}
-
-    @property
     def name(self) -> str:
         """The name of its folder."""
-        parts = [self.checkpoint, self.policy, *(f"{field}{number}" for field, number in self.varied.items())]
+        parts = [
+            self.checkpoint,
+            self.policy,
+            *(re.sub(r"[^\w.+-]", "_", f"{option}{number}") for option, number in self.numbers),
+        ]
         parts += [] if self.ratio is None else [f"ratio{self.ratio}"]
         return "-".join([*parts, f"{self.segment_ms}ms", *self.segment[1:]])
 
@@ -116,7 +123,7 @@ class Setting:
     def flags(self) -> list[str]:
         """The options of `leapformer simulate` for it, except the checkpoint."""
         flags = ["--policy", self.policy, "--source-segment-size", str(self.segment_ms), *self.segment]
-        flags += [] if self.number is None else [VARIED[self.policy][1], str(self.number)]
+        flags += [word for name, number in self.numbers for word in _words(OPTIONS[name], number)]
         return flags + ([] if self.ratio is None else ["--pre-decision-ratio", str(self.ratio)])
 
 
@@ -353,7 +360,7 @@ def rows(curve: Curve) -> list[Row]:
 
 def _line(run: Run) -> tuple[Any, ...]:
     """Return what all runs of a line in the picture share."""
-    return run.setting.checkpoint, run.setting.policy, run.setting.segment
+    return run.setting.checkpoint, run.setting.policy, run.setting.numbers[1:], run.setting.segment
 
 
 def _about(run: Run) -> Row:
@@ -362,7 +369,7 @@ def _about(run: Run) -> Row:
         "run": setting.name,
         "checkpoint": setting.checkpoint,
         "policy": setting.policy,
-        "numbers": setting.varied,
+        "numbers": dict(setting.numbers),
         "pre_decision_ratio": setting.ratio,
         "segment_ms": setting.segment_ms,
         **({"segment": setting.segment[-1]} if setting.segment else {}),

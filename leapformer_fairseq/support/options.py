@@ -23,7 +23,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple, Protocol
@@ -63,16 +63,19 @@ class TakesOptions(Protocol):
     def add_argument(self, option: str, /, **settings: Any) -> Any: ...
 
 
-def add_command(parser: argparse.ArgumentParser, module: ModuleType) -> None:
+def add_command(parser: argparse.ArgumentParser, module: ModuleType, words: Sequence[str] = ()) -> None:
     """Add the options of a module of a command, or of its steps, to the parser.
 
     The module has `OPTIONS` and `run`, or `STEPS`, {name: step}, whose metavar is `STEP`. Its docstring, which begins
-    with the name of the command and a colon, describes it.
+    with the name of the command and a colon, describes it. `more_options`, if it has this function, returns a table of
+    options that depend on the `words` of the command. Raises LeapformerError for one that the command has already.
     """
     parser.description = described(module.__doc__ or "")
     parser.usage, parser.epilog = getattr(module, "USAGE", None), getattr(module, "EPILOG", None)
     if not hasattr(module, "STEPS"):
         add_options(parser, module.OPTIONS, vars(module))
+        if hasattr(module, "more_options"):
+            add_more_options(parser, module.more_options(words))
         parser.set_defaults(run=module.run)
         return
     actions = parser.add_subparsers(metavar=module.STEP, dest="step", required=True)
@@ -91,7 +94,7 @@ def described(docstring: str) -> str:
 def parse(module: ModuleType, words: list[str], program: str | None = None) -> argparse.Namespace:
     """The options of a module's command that `words` give; `program` is its name in the help."""
     parser = Parser(prog=program)
-    add_command(parser, module)
+    add_command(parser, module, words)
     return parser.parse_args(words)
 
 
@@ -122,6 +125,14 @@ def add_options(target: TakesOptions, table: str, names: Mapping[str, Any] = Map
         if group is not None:
             settings.pop("required", None)
         (group or target).add_argument(*option, **settings)
+
+
+def add_more_options(target: TakesOptions, table: str) -> None:
+    """Add the options of a table that a user's code declares. Raises LeapformerError for one that is taken."""
+    try:
+        add_options(target, table)
+    except argparse.ArgumentError as error:
+        raise LeapformerError(f"{error.message}: the command has such an option already; rename yours") from error
 
 
 def choice(values: Iterable[object]) -> str:

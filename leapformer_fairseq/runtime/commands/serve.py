@@ -29,7 +29,7 @@ from ..serve.server import LiveServer
 from ..serve.talk import Limits
 from ..serve.texts import Texts, state_folder
 from ..simul.live import LoadSessions, load_sessions
-from ..simul.options import SEGMENT_OPTIONS, SYSTEM_OPTIONS, segment_options
+from ..simul.options import SEGMENT_OPTIONS, SYSTEM_OPTIONS, own_options, segment_options
 
 LIMITS = "\n".join(
     f"{flag(f'max_{limit.name}')} N:{type(limit.default).__name__} = {limit.default}  {limit.metadata['about']}"
@@ -54,6 +54,9 @@ OPTIONS = f"""
 {LIMITS}
 {DEVICE}
 """
+
+
+more_options = own_options
 
 
 def run(
@@ -110,7 +113,7 @@ def _server(
     about: dict[str, Any] = {
         "model": args.title or (path if path.is_dir() else path.parent).name,
         "between": "" if options.unit == "char" else " ",
-        "lagging": system.policy.k if system.policy.name == "wait-k" else None,
+        "lagging": system.policy.values.get("k"),
     }
     if args.in_browser:
         segments = segment_options(args)
@@ -133,7 +136,11 @@ def _check_browser(args: argparse.Namespace, path: Path) -> None:
     """Raises LeapformerError for what the browser's translator, and a server of files, do not do."""
     if not path.is_dir():
         raise LeapformerError(f"--in-browser with {path}; give a folder made by `leapformer export` as --checkpoint")
-    only_ones: dict[str, Any] = {"carry": "none", "num_threads": 1}
+    if args.policy not in files.POLICIES:
+        raise LeapformerError(
+            f"--policy {args.policy} with --in-browser, which has only {', '.join(files.POLICIES)}; leave one out"
+        )
+    only_ones: dict[str, Any] = {"carry": "none", "num_threads": 1, "beam": 1, "policy_file": []}
     only_ones |= {"talks": None, "no_talks": False, **{f"max_{limit.name}": limit.default for limit in fields(Limits)}}
     for option, only in only_ones.items():
         value = getattr(args, option)

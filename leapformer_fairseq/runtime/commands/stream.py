@@ -22,7 +22,7 @@ from ...support.errors import LeapformerError
 from ...support.options import DEVICE, choice
 from ..audio import SAMPLE_RATE, read_blocks, read_pcm
 from ..simul.live import LoadSessions, load_sessions
-from ..simul.options import SEGMENT_OPTIONS, SYSTEM_OPTIONS
+from ..simul.options import SEGMENT_OPTIONS, SYSTEM_OPTIONS, own_options
 from ..simul.record import LOG_FORMATS, Recorder
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ audio FILE|-            16 kHz mono recording; - reads raw 16-bit little-endian 
                         drafts
 {DEVICE}
 """
+
+
+more_options = own_options
 
 
 def run(args: argparse.Namespace, load_sessions: LoadSessions = load_sessions) -> int:

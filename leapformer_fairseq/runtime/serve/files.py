@@ -48,6 +48,8 @@ SILENT = 256  # connections that have not asked for anything yet, at most
 CLOSE_S = 1.0  # for a client to agree to the end of a connection
 PING_S = 20.0  # how often a client is asked whether it is there, and how long it may take to answer
 
+POLICIES = ("wait-k", "hold-n", "local-agreement", "offline")  # of page/local/policy.js
+
 Files = dict[str, tuple[str, bytes]]  # kind and content by path
 
 
@@ -95,8 +97,9 @@ def sentence_files(model: SentenceModel) -> Files:
 
 def translator(system: System, decoding: DecodingOptions, segments: SegmentOptions) -> dict[str, Any]:
     """What the browser's translator is told, as JSON values."""
-    parts = {"decoding": decoding, "policy": system.policy, "segments": segments}
+    parts = {"decoding": decoding, "segments": segments}
     found: dict[str, Any] = {name: dict(vars(part)) for name, part in parts.items()}
+    found["policy"] = {"name": system.policy.name, **system.policy.values}
     if (model := segments.sentences) is not None:
         found["segments"]["sentences"] = {"ahead": model.ahead, "threshold": model.threshold, "shapes": model.shapes}
     return {**found, "step_frames": system.step_frames}

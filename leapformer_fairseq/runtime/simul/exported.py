@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -55,13 +55,15 @@ class ExportedSystem:
         folder = Folder.read(path)
         if folder.speech is None:
             raise LeapformerError(f"{path} holds a model of task {folder.task!r}; give one that translates speech")
-        about, policy = folder.speech, policy or PolicyOptions()
-        if policy.name == "wait-k" and policy.k is None:
-            policy = replace(policy, k=about.lagging)
-        if policy.name == "wait-k" and policy.k is None:
+        about = folder.speech
+        policy = (policy or PolicyOptions()).with_lagging(about.lagging)
+        if policy.policy.attends:
+            raise LeapformerError(
+                f"--policy {policy.name} asks for attention weights, which exported models do not have; load the "
+                "checkpoint instead"
+            )
+        if policy.lacks_lagging:
             raise LeapformerError("this model was not trained with wait-k; give --waitk-lagging")
-        if policy.name == "alignatt":
-            raise LeapformerError("--policy alignatt asks for attention weights, which exported models do not have")
         if pre_decision_ratio is not None and pre_decision_ratio < 1:
             raise LeapformerError(f"--pre-decision-ratio is {pre_decision_ratio}; it must be at least 1")
         target = folder.vocabularies["target"]
@@ -112,7 +114,7 @@ class ExportedSystem:
 
     def waiting(self, k: int) -> Self:
         """The same system with another k of wait-k."""
-        return replace(self, policy=replace(self.policy, k=k))
+        return replace(self, policy=self.policy.but(k=k))
 
 
 class Moment(NamedTuple):
@@ -135,6 +137,7 @@ class ExportedEngine:
         self._waiting = np.zeros((0, about.n_bins), np.float32)
         self._before = np.zeros((about.state_frames, about.n_bins), np.float32)
         self._heard = graphs.begin(HEARD, 1)
+        self._scores = np.zeros(0, np.float32)  # of the last choice
         self._states: list[np.ndarray] = []  # of the encoder, (1, C) each; "rows" in the graphs
 
     @property
@@ -154,7 +157,13 @@ class ExportedEngine:
         return max(0, self.n_frames // frames - ahead) // chunk * chunk
 
     @property
-    def focus(self) -> int:
+    def log_probabilities(self) -> Callable[[], np.ndarray]:
+        """Computes the log-probabilities of the last choice, (V,), among the tokens that were not forbidden."""
+        scores = self._scores
+        return lambda: scores - np.logaddexp.reduce(scores)
+
+    @property
+    def attention(self) -> np.ndarray:
         raise LeapformerError(NO_WEIGHTS)
 
     def feed(self, frames: np.ndarray) -> None:
@@ -189,6 +198,7 @@ class ExportedEngine:
         """The most likely next token that is not `forbidden`; `visible` as for `scores`."""
         scores = self.scores(visible, layer)
         scores[list(forbidden)] = -np.inf
+        self._scores = scores
         return int(scores.argmax())
 
     def consume(self, visible: int | None = None, layer: int | None = None) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
+from collections.abc import Iterable, Sequence
 
+from ...support.declared import Option
 from ...support.errors import LeapformerError
-from ...support.options import TakesOptions, add_options, choice
+from ...support.options import TakesOptions, add_more_options, add_options, choice
 from ..sentences import SentenceModel
-from .policy import POLICIES, PolicyOptions
+from . import own
+from .policy import ALIGN_LAYER, POLICIES, PolicyOptions, find
 from .segments import HISTORIES, SEGMENTS, SegmentOptions
 from .silence import SILENCE_DB
 from .stream import EARLY_EOS, DecodingOptions
@@ -17,23 +21,38 @@ LEAST_SENTENCE = 0.5  # seconds
 ENGINES = ("auto", "incremental", "recompute")  # `engine.engine_for` knows them
 
 DEFAULT = SegmentOptions()
+
+
+def rows(options: Iterable[Option], listed: bool = False) -> str:
+    """Declared options as lines of a table; `listed`: with a list of values each."""
+    return "\n".join(_row(option, listed) for option in options)
+
+
+def _row(option: Option, listed: bool) -> str:
+    if option.type is bool and not listed:
+        flag = option.flag.replace("--", "--[no-]", 1) if option.default else option.flag
+        return f"{flag}  {option.help}"
+    value = choice(option.choices) if option.choices and not listed else {int: "N", float: "X"}.get(option.type, "TEXT")
+    kind = "" if listed or option.type is str else f":{option.type.__name__}"
+    default = f"{option.default:g}" if isinstance(option.default, float) else option.default
+    spec = f"{option.flag} {value}{'...' if listed else kind}" + ("" if default is None else f" = {default}")
+    return f"{spec}  {' '.join(option.help.split())}"
+
+
 SYSTEM_OPTIONS = f"""
 --checkpoint CHECKPOINT!  fairseq checkpoint, leapformer_simulst* or leapformer_s2t*; or a folder that `leapformer
                         export` made, which needs no --data-root
 --data-root DATA_ROOT   folder of the config yaml, as given to training
 --config-yaml CONFIG_YAML = config.yaml  data config in --data-root
---policy {choice(POLICIES)} = wait-k  when to write
---waitk-lagging K:int   wait-k: k, in steps (default: the trained one; of a range the high end)
---catch-up N:float = 1  wait-k: tokens for each step after the first k
---hold N:int = 3        hold-n: tokens at the end that are held back
---agree N:int = 2       local-agreement: steps whose translations must agree
---align-frames N:int = 4  alignatt: a token that attends most to one of the last states waits, of so many
---align-layer N:int = -1  alignatt, --history window: the decoder layer that is looked at, from 1, or from the last one
-                        backwards, from -1
+--policy NAME = wait-k  when to write: {", ".join(POLICIES)}, or one of your own
+--policy-file FILE*     a Python file, or a package folder, that registers policies of your own; may be repeated
+{rows(option for policy in POLICIES.values() for option in policy.options)}
+{rows([ALIGN_LAYER])}
 --engine {choice(ENGINES)} = auto  encode arriving speech once, or all of it again at every read (default: once, where
                         the encoder can)
 --pre-decision-ratio N:int  encoder states (40 ms each) of a step (default: the trained one)
---max-draft N:int = 40  tokens that hold-n and local-agreement look ahead
+--max-draft N:int = 40  tokens that hold-n, local-agreement and shared-prefix look ahead
+--beam N:int = 1        hypotheses of a beam search for these tokens, and for the rest after the end of the source
 --max-len-a A:float = 0  at most A * frames (10 ms) + B tokens
 --max-len-b B:int = 200  at most A * frames (10 ms) + B tokens
 --max-after-read N:int  at most N tokens after the whole source was read
@@ -65,9 +84,19 @@ SEGMENT_OPTIONS = f"""
 """
 
 
-def add_system_options(parser: TakesOptions) -> None:
-    """Add the options for the model, the policy, output limits and threads."""
+def add_system_options(parser: TakesOptions, words: Sequence[str] | None = None) -> None:
+    """Add the options for the model, the policy, output limits and threads.
+
+    `words` are those of the command, by default this process's, since they name the files with more policies. Raises
+    LeapformerError for such files.
+    """
     add_options(parser, SYSTEM_OPTIONS)
+    add_more_options(parser, own_options(sys.argv[1:] if words is None else words))
+
+
+def own_options(words: Sequence[str]) -> str:
+    """The options of policies that the words of a command bring, as a table. Raises LeapformerError for their files."""
+    return rows(own.options(words))
 
 
 def add_segment_options(parser: TakesOptions) -> None:
@@ -97,10 +126,16 @@ def segment_options(args: Namespace) -> SegmentOptions:
 
 
 def policy_options(args: Namespace) -> PolicyOptions:
-    """The policy. Raises LeapformerError for impossible numbers."""
-    return PolicyOptions(
-        args.policy, args.waitk_lagging, args.catch_up, args.hold, args.agree, args.align_frames, args.align_layer
-    )
+    """The policy. Raises LeapformerError for an unknown one, an impossible value, and a --policy-file that fails."""
+    for file in args.policy_file:
+        own.load(file)
+    given = {option: getattr(args, stored(option), None) for option in (*find(args.policy).options, ALIGN_LAYER)}
+    return PolicyOptions(args.policy, **{option.name: value for option, value in given.items() if value is not None})
+
+
+def stored(option: Option) -> str:
+    """The name under which the command line stores an option."""
+    return option.flag.lstrip("-").replace("-", "_")
 
 
 def decoding_options(args: Namespace) -> DecodingOptions:
@@ -110,7 +145,7 @@ def decoding_options(args: Namespace) -> DecodingOptions:
             f"--hold {args.hold} of the --max-draft {args.max_draft} tokens looked ahead leaves none to write; give a "
             "larger --max-draft"
         )
-    more = args.max_after_read, args.no_repeat_ngram_size, args.silence_db, args.lead_ms
+    more = args.max_after_read, args.no_repeat_ngram_size, args.silence_db, args.lead_ms, args.beam
     return DecodingOptions(args.max_len_a, args.max_len_b, args.max_draft, args.early_eos, _output_unit(args), *more)
 
 

@@ -1,18 +1,66 @@
-"""When to write: policies of simultaneous translation, independent of model and audio.
+"""When to write: what a policy of simultaneous translation is given, and the registry of policies.
 
 A policy is called after every pre-decision step of source that was read, and then writes as much of the translation as
-it considers final, using the methods of `Draft`. After the end of the source, the rest is written without it.
+it considers final, using the methods of `Draft`. After the end of the source, the rest is written without it. Ours are
+in `policies.py`; `own.py` finds those of users.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import takewhile
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import entry_points
+from traceback import walk_tb
+from types import SimpleNamespace
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
-from ...support.errors import LeapformerError
+import numpy as np
+
+from ...support.declared import Option, checked, enroll
+from ...support.errors import LeapformerError, first_line, suggestion
+
+ENTRY_POINTS = "leapformer_fairseq.policies"  # the group in which installed packages name theirs
+#: The layer whose attention weights a policy gets, and --history window follows: an option of every policy.
+ALIGN_LAYER = Option(
+    "align_layer", -1, "alignatt, edatt, --history window: the decoder layer that is looked at, from 1, or from the "
+    "last one backwards, from -1",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token that the model would write, with what it was chosen by; equal to all others of its `id`.
+
+    `piece` is its text, a piece of a word; that of a word's first piece begins with U+2581. Probabilities are computed
+    when they are first asked for.
+    """
+
+    id: int
+    piece: str = field(default="", compare=False)
+    scores: Callable[[], np.ndarray] | None = field(default=None, compare=False, repr=False)
+    weights: np.ndarray | None = field(default=None, compare=False, repr=False)
+
+    @cached_property
+    def log_probabilities(self) -> np.ndarray:
+        """Those of all tokens in its place, (V,), among the tokens that were allowed."""
+        assert self.scores is not None
+        return self.scores()
+
+    @property
+    def probability(self) -> float:
+        """Its own, from 0 to 1."""
+        return float(np.exp(self.log_probabilities[self.id]))
+
+    @property
+    def attention(self) -> np.ndarray:
+        """How much it attends to each encoder state that it may see, (S,), the mean over heads.
+
+        Raises RuntimeError if the policy does not declare `attends`.
+        """
+        if self.weights is None:
+            raise RuntimeError("no attention weights were computed; declare `attends = True` in the policy")
+        return self.weights
 
 
 class Draft(Protocol):
@@ -23,168 +71,154 @@ class Draft(Protocol):
         """Number of pre-decision steps of source read."""
 
     @property
+    def n_states(self) -> int:
+        """Number of encoder states that may be seen."""
+
+    @property
     def n_tokens(self) -> int:
         """Number of tokens committed."""
 
     @property
-    def n_states(self) -> int:
-        """Number of encoder states that may be seen."""
+    def tokens(self) -> list[int]:
+        """The ids of the tokens committed."""
 
     def write_next(self) -> bool:
         """Commit the best next token; False if there is none: it would end the sentence, or the limit is reached."""
 
-    def continuation(self) -> list[int]:
-        """The tokens that would be written from here on if the source ended now; nothing is committed."""
+    def write_while(self, accepts: Callable[[Token], bool]) -> None:
+        """Commit the best next token, and the next, until one is not accepted, or there is none, as for `write_next`.
 
-    def commit(self, tokens: Sequence[int]) -> None:
-        """Write these tokens."""
-
-    def write_focused(self, below: int) -> bool:
-        """Commit the best next token if the encoder state (from 0) that it attends to most is `below` this one.
-
-        False if it is not, or if there is no token, as for `write_next`.
+        `accepts` may read `n_steps`, `n_states`, `n_tokens` and `tokens`, which change with every token, but must not
+        call other methods.
         """
 
+    def continuation(self) -> list[Token]:
+        """The tokens that would be written from here on if the source ended now; nothing is committed.
 
-class Policy(Protocol):
-    """The policy of one utterance.
+        With --beam, the best hypothesis of a beam search.
+        """
 
-    To add one: a class here, its parameters in `PolicyOptions` and its name in `POLICIES`; its flags in
-    `runtime/simul/options.py`; and the same for the page in `runtime/serve/page/local/policy.js`. A fork of a session
-    copies the policy shallowly: replace attributes, never change a list in place.
+    def hypotheses(self) -> list[list[Token]]:
+        """The hypotheses of a beam search from here on, best first; without --beam, `continuation` alone."""
 
-    lag: how many steps of source a token is written behind what it translates; None: that is not known.
+    def commit(self, tokens: Sequence[Token | int]) -> None:
+        """Write these tokens, or the tokens of these ids."""
+
+
+class Policy:
+    """The policy of one utterance, created anew for each. `chosen` holds its options, given or default.
+
+    A fork of a session copies the policy shallowly: replace attributes, never change a list in place.
+
+    attends: its tokens come with attention weights, which costs a pass over the encoder states for each; exported
+             models have none and refuse it.
+    early:   it writes before the end of the source.
     """
+
+    name: ClassVar[str]
+    options: ClassVar[tuple[Option, ...]]
+    attends: ClassVar[bool] = False
+    early: ClassVar[bool] = True
+
+    def __init__(self, **options: Any) -> None:
+        """Raises LeapformerError for unknown options and impossible values."""
+        self.chosen = SimpleNamespace(**checked("policy", self.name, self.options, options))
 
     @property
     def lag(self) -> int | None:
+        """How many steps of source a token is written behind what it translates; None: that is not known."""
         return None
 
     def write(self, draft: Draft) -> None:
         """Write what has become final after one more step of source."""
+        raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class WaitK(Policy):
-    """Wait-k (Ma et al. 2019, arXiv:1810.08398): stay k source steps ahead of the target.
+POLICIES: dict[str, type[Policy]] = {}
+OPTIONS: dict[str, Option] = {ALIGN_LAYER.name: ALIGN_LAYER}
+P = TypeVar("P", bound=type[Policy])
 
-    Token t (from 0) is written when min(all, k + t / rate) steps have been read. For speech, a step is a fixed number
-    of encoder states, the pre-decision ratio (Ma et al. 2020, arXiv:2011.02048), independent of how the audio arrives.
-    `rate` is the catch-up: tokens per step of source after the first k.
+
+def register(name: str, *options: Option) -> Callable[[P], P]:
+    """Class decorator that registers a policy under `name` with its `options`.
+
+    Policies may share an option if they declare it identically. Raises LeapformerError if the name is taken or an
+    option is declared differently.
     """
 
-    k: int
-    rate: float = 1.0
+    def add(cls: P) -> P:
+        enroll("policy", POLICIES, OPTIONS, cls, name, options)
+        return cls
 
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise LeapformerError(f"wait-k needs k >= 1, got {self.k}; give --waitk-lagging 1 or more")
-        if not self.rate > 0:
-            raise LeapformerError(f"--catch-up {self.rate}: give the tokens that a step of source is worth, above 0")
+    return add
+
+
+def of_user(what: str, run: Callable[[], object]) -> None:
+    """Run code that a user wrote. Raises LeapformerError, in one line, whatever that raises."""
+    try:
+        run()
+    except LeapformerError:
+        raise
+    except Exception as error:
+        line = getattr(error, "lineno", None) or [*walk_tb(error.__traceback__)][-1][1]
+        raise LeapformerError(f"{what}, line {line}: {first_line(error)}") from error
+
+
+def find(name: str) -> type[Policy]:
+    """The class of the policy `name`, which an installed package may bring as an entry point.
+
+    Raises LeapformerError, with the names that there are, if there is none.
+    """
+    if name not in POLICIES:
+        for point in entry_points(group=ENTRY_POINTS, name=name):
+            of_user(f"policy {name!r} of {point.value}", point.load)
+    if name not in POLICIES:
+        raise LeapformerError(
+            f"--policy {name!r}: {suggestion(name, POLICIES)}choose from {', '.join(POLICIES)}, or give the file of "
+            "your own by --policy-file"
+        )
+    return POLICIES[name]
+
+
+@dataclass(frozen=True, init=False)
+class PolicyOptions:
+    """The choice of a policy, and the values of its options and of `align_layer`, which are attributes.
+
+    `PolicyOptions("hold-n", hold=2).hold == 2`; options that are not given have their defaults.
+    """
+
+    name: str
+    values: Mapping[str, Any] = field(hash=False)
+
+    def __init__(self, name: str = "wait-k", **values: Any) -> None:
+        """Raises LeapformerError for an unknown policy or option, and for an impossible value."""
+        declared = (*find(name).options, ALIGN_LAYER)
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "values", checked("policy", name, declared, values))
+
+    def __getattr__(self, option: str) -> Any:
+        if option.startswith("__") or option == "values" or option not in self.values:
+            raise AttributeError(f"policy options have no {option!r}")
+        return self.values[option]
+
+    def but(self, **values: Any) -> Self:
+        """The same policy with other values."""
+        return type(self)(self.name, **{**self.values, **values})
 
     @property
-    def lag(self) -> int:
-        return self.k
-
-    def allows(self, n_steps: int, n_tokens: int) -> bool:
-        """Whether one more token may be written after reading `n_steps` steps and writing `n_tokens` tokens."""
-        return n_steps - math.floor(n_tokens / self.rate) >= self.k
-
-    def write(self, draft: Draft) -> None:
-        while self.allows(draft.n_steps, draft.n_tokens) and draft.write_next():
-            pass
-
-
-@dataclass(frozen=True)
-class Offline(Policy):
-    """Write nothing before the end of the source."""
-
-    def write(self, draft: Draft) -> None:
-        pass
-
-
-@dataclass(frozen=True)
-class HoldN(Policy):
-    """Hold-n (Liu et al. 2020, arXiv:2005.11185): write the translation of what was read, without its last n tokens."""
-
-    n: int
-
-    def __post_init__(self) -> None:
-        if self.n < 0:
-            raise LeapformerError(f"--hold {self.n}: give the number of tokens to hold back, 0 or more")
-
-    def write(self, draft: Draft) -> None:
-        tokens = draft.continuation()
-        draft.commit(tokens[: max(0, len(tokens) - self.n)])
-
-
-class LocalAgreement(Policy):
-    """Local agreement (Liu et al. 2020, arXiv:2005.11185): write the common prefix of the last n translations.
-
-    There is one translation after every step of source.
-    """
-
-    def __init__(self, n: int) -> None:
-        if n < 2:
-            raise LeapformerError(f"--agree {n}: it takes at least 2 translations to agree")
-        self.n = n
-        self._drafts: list[list[int]] = []  # of the last steps, each from the first token that is not committed
-
-    def write(self, draft: Draft) -> None:
-        self._drafts = [*self._drafts[1 - self.n :], draft.continuation()]
-        if len(self._drafts) < self.n:
-            return
-        pairs = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*self._drafts, strict=False))
-        agreed = [tokens[0] for tokens in pairs]
-        draft.commit(agreed)
-        self._drafts = [tokens[len(agreed) :] for tokens in self._drafts]
-
-
-@dataclass(frozen=True)
-class AlignAtt(Policy):
-    """AlignAtt (Papi et al. 2023, arXiv:2305.11408): stop at a token that attends most to the last f encoder states.
-
-    Such a token may change when more source arrives.
-    """
-
-    frames: int
-
-    def __post_init__(self) -> None:
-        if self.frames < 1:
-            raise LeapformerError(f"--align-frames {self.frames}: give the number of last encoder states, from 1")
-
-    def write(self, draft: Draft) -> None:
-        while draft.write_focused(below=draft.n_states - self.frames):
-            pass
-
-
-@dataclass(frozen=True)
-class PolicyOptions:
-    """The choice of policy, and the parameters of all policies."""
-
-    name: str = "wait-k"
-    k: int | None = None  # that of training
-    catch_up: float = 1.0
-    hold: int = 3
-    agree: int = 2
-    align_frames: int = 4
-    align_layer: int = -1  # from 1, or from the last one backwards, from -1
-
-    def __post_init__(self) -> None:
-        if self.name not in POLICIES:
-            raise LeapformerError(f"--policy {self.name!r}: choose from {', '.join(POLICIES)}")
-        if self.name != "wait-k" or self.k is not None:
-            self.make()  # refuses impossible numbers
+    def policy(self) -> type[Policy]:
+        """Its class."""
+        return find(self.name)
 
     def make(self) -> Policy:
-        """Create the policy of a new utterance."""
-        return POLICIES[self.name](self)
+        """Create the policy of a new utterance. Raises LeapformerError where a value without a default is missing."""
+        return self.policy(**{option.name: self.values[option.name] for option in self.policy.options})
 
+    def with_lagging(self, k: int | None) -> Self:
+        """With the k that a model was trained with, for a policy that has a k and was not given one."""
+        return self.but(k=k) if self.lacks_lagging else self
 
-POLICIES: dict[str, Callable[[PolicyOptions], Policy]] = {
-    "wait-k": lambda options: WaitK(options.k or 0, options.catch_up),
-    "hold-n": lambda options: HoldN(options.hold),
-    "local-agreement": lambda options: LocalAgreement(options.agree),
-    "alignatt": lambda options: AlignAtt(options.align_frames),
-    "offline": lambda options: Offline(),
-}
+    @property
+    def lacks_lagging(self) -> bool:
+        """Whether the policy has a k that is not known yet."""
+        return self.values.get("k", 0) is None

@@ -111,10 +111,10 @@ class Session:
         self.n_tokens = 0  # written in them
         self.drafts = drafts
         self.segments = SegmentOptions() if segments is None else segments
-        if self.segments.forgets and system.policy.name == "offline":
+        if self.segments.forgets and not system.policy.policy.early:
             raise LeapformerError(
-                "--history window: --policy offline writes nothing before the end, so nothing could be forgotten; take "
-                "another policy"
+                f"--history window: --policy {system.policy.name} writes nothing before the end, so nothing could be "
+                "forgotten; take another policy"
             )
         options = replace(options, silence_db=None)  # the segmenter finds the first sound
         self._input = source(system, options, self.times, self.segments.forgets)
@@ -147,7 +147,7 @@ class Session:
         Raises LeapformerError for another policy.
         """
         system = self._input.system
-        if system.policy.name != "wait-k":
+        if "k" not in system.policy.values:
             raise LeapformerError(f"the policy is {system.policy.name}, which has no k; start with --policy wait-k")
         self._input.system = system.waiting(k)
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from ...support.errors import LeapformerError
 from ..audio import SAMPLE_RATE
+from ..beam import largest
 from ..cmvn import Cmvn
 from .features import FeatureStream
-from .policy import PolicyOptions
+from .policy import PolicyOptions, Token
 from .silence import SILENCE_DB, Beginning, check_silence
 from .text import EMITTERS, Detokenizer
 from .times import ComputeTimes
@@ -24,7 +25,11 @@ EARLY_EOS = ("mask", "wait")
 
 
 class Engine(Protocol):
-    """Runs the model for one utterance: feed frames, choose a token, commit it (see `simul.engine.Engine`)."""
+    """Runs the model for one utterance: feed frames, choose a token, commit it (see `simul.engine.Engine`).
+
+    log_probabilities: computes those of the last choice, (V,), among the tokens that were allowed.
+    attention:         the weights of the last token over the encoder states, (S,), if a layer was given.
+    """
 
     n_frames: int
     finished: bool
@@ -39,7 +44,10 @@ class Engine(Protocol):
     def ready(self) -> int: ...
 
     @property
-    def focus(self) -> int: ...
+    def log_probabilities(self) -> Callable[[], np.ndarray]: ...
+
+    @property
+    def attention(self) -> np.ndarray: ...
 
     @property
     def times(self) -> ComputeTimes: ...
@@ -123,7 +131,8 @@ class DecodingOptions:
     reads on. `unit` is "word" or "char", see `text`. `max_draft`: the number of tokens beyond those written that a
     policy may look at after a step of source. `no_repeat_ngram_size`: no n-gram of this size occurs twice in an
     utterance; 0: no restriction. `silence_db`, `lead_ms`: silence that is dropped before the first sound, see
-    `silence.Beginning.of_utterance`; sessions find the first sound themselves.
+    `silence.Beginning.of_utterance`; sessions find the first sound themselves. `beam`: the hypotheses of the search for
+    these tokens, and for the rest after the end of the source; 1: greedy.
     """
 
     max_len_a: float = 0.0
@@ -135,6 +144,7 @@ class DecodingOptions:
     no_repeat_ngram_size: int = 0
     silence_db: float | None = SILENCE_DB
     lead_ms: int | None = None
+    beam: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_len_a < math.inf or self.max_len_b < 0 or self.max_len_a + self.max_len_b == 0:
@@ -143,6 +153,8 @@ class DecodingOptions:
             )
         if self.max_draft < 1:
             raise LeapformerError(f"--max-draft {self.max_draft}: give the tokens to look ahead, at least 1")
+        if self.beam < 1:
+            raise LeapformerError(f"--beam {self.beam}: give the hypotheses of the search, at least 1")
         if self.max_after_read is not None and self.max_after_read < 0:
             raise LeapformerError(f"--max-after-read {self.max_after_read}: give a number of tokens, at least 0")
         if self.no_repeat_ngram_size < 0:
@@ -168,8 +180,16 @@ def repeating(tokens: Sequence[int], size: int) -> list[int]:
     return [tokens[i + before] for i in range(len(tokens) - before) if tokens[i : i + before] == last]
 
 
+class Hypothesis(NamedTuple):
+    """Tokens, the sum of their log-probabilities, and the state of the engine that consumed all but the last."""
+
+    tokens: list[Token]
+    total: float
+    state: Any
+
+
 class TranslationStream:
-    """One utterance with greedy search: `push` audio, `advance`, `flush` the text.
+    """One utterance: `push` audio, `advance`, `flush` the text.
 
     The tokens do not depend on how the audio is cut: the policy is called after every pre-decision step, and an end of
     sentence is possible only after the last one. With large segments it is known sooner than with small ones whether
@@ -201,7 +221,9 @@ class TranslationStream:
         self.n_steps = 0  # pre-decision steps read
         self.aligned: list[int] = []  # with `aligns`, the encoder state of each token, from 0
         self._aligns = aligns
-        self._align_layer = system.policy.align_layer - 1 if aligns and self.policy.lag is None else None
+        layer = system.policy.align_layer - 1
+        self._look_layer = layer if self.policy.attends else None  # of tokens that a policy looks at
+        self._align_layer = layer if aligns and self.policy.lag is None else None  # of tokens that are written
         self._expected: tuple[int, list[int]] = (0, [])  # number of states and all tokens of the last continuation
 
     def push(self, samples: np.ndarray) -> None:
@@ -220,11 +242,18 @@ class TranslationStream:
         while self._read(source_finished):
             self.policy.write(self)
         if source_finished and self.engine.n_frames:  # at least one window of audio was heard
-            rest = itertools.count() if self.options.max_after_read is None else range(self.options.max_after_read)
-            for _ in rest:
-                if not self._write(eos_open=True, takes_back=False):
-                    break
+            self._write_rest()
         return source_finished
+
+    def _write_rest(self) -> None:
+        """Write what is left after the end of the source."""
+        if self.options.beam > 1:
+            self.commit(self._search(self._room())[0][: self.options.max_after_read])
+            return
+        rest = itertools.count() if self.options.max_after_read is None else range(self.options.max_after_read)
+        for _ in rest:
+            if not self._write(eos_open=True, takes_back=False):
+                break
 
     def follow(self, before: TranslationStream, n_tokens: int, n_states: int) -> None:
         """Take over from a finished stream that had `n_states` more states at the beginning.
@@ -262,7 +291,7 @@ class TranslationStream:
             return ""
         written, (n_states, expected) = self.engine.tokens, self._expected
         if n_states != self.n_states or expected[: len(written)] != written:  # the policy did not compute it
-            expected = written + self.continuation()
+            expected = written + [token.id for token in self.continuation()]
         whole = EMITTERS[self.options.unit](self.system.detokenizer)
         whole.push(written)
         whole.flush(final=False)  # what was flushed
@@ -279,6 +308,10 @@ class TranslationStream:
         return self.engine.n_tokens
 
     @property
+    def tokens(self) -> list[int]:
+        return self.engine.tokens
+
+    @property
     def n_states(self) -> int:
         return min(self.engine.ready, self.n_steps * self.step_states)
 
@@ -286,34 +319,29 @@ class TranslationStream:
         waits = self.options.early_eos == "wait"
         return self._write(eos_open=waits, takes_back=waits)
 
-    def continuation(self) -> list[int]:
-        snapshot, tokens = self.engine.snapshot(), list[int]()
-        while len(tokens) < self.options.max_draft and not self._is_full():
-            token = self._best_token(eos_open=True)
-            if token == self.system.eos:
-                break
-            self.engine.commit(token)
-            tokens.append(token)
-        self.engine.restore(snapshot)
-        self._expected = self.n_states, self.engine.tokens + tokens
-        return tokens
+    def write_while(self, accepts: Callable[[Token], bool]) -> None:
+        layer = self._align_layer if self._look_layer is None else self._look_layer
+        while not self._is_full():
+            snapshot = self.engine.snapshot()
+            token = self._best_token(eos_open=True, layer=layer)
+            if token == self.system.eos or not accepts(self._looked_at(token)):
+                self.engine.restore(snapshot)  # with more source the token may be another
+                return
+            self._commit(token)
 
-    def commit(self, tokens: Sequence[int]) -> None:
+    def continuation(self) -> list[Token]:
+        return self.hypotheses()[0]
+
+    def hypotheses(self) -> list[list[Token]]:
+        room = min(self.options.max_draft, self._room())
+        found = self._search(room) if self.options.beam > 1 else [self._greedy(room)]
+        self._expected = self.n_states, self.engine.tokens + [token.id for token in found[0]]
+        return found
+
+    def commit(self, tokens: Sequence[Token | int]) -> None:
         for token in tokens:
             self.engine.consume(self.n_states, self._align_layer)
-            self._commit(token)
-
-    def write_focused(self, below: int) -> bool:
-        if self._is_full():
-            return False
-        snapshot = self.engine.snapshot()
-        token = self._best_token(eos_open=True, layer=self.system.policy.align_layer - 1)
-        written = token != self.system.eos and self.engine.focus < below
-        if written:
-            self._commit(token)
-        else:
-            self.engine.restore(snapshot)  # with more source the token may be another
-        return written
+            self._commit(token.id if isinstance(token, Token) else token)
 
     # --------------------------------------------------------------------------------------------------------------
     @property
@@ -321,9 +349,65 @@ class TranslationStream:
         """Encoder states per pre-decision step."""
         return self.system.step_frames // self.system.state_frames
 
-    def _is_full(self) -> bool:
+    def _room(self) -> int:
+        """How many more tokens the limits allow."""
         allowed = self.options.max_len_a * self.engine.n_frames + self.options.max_len_b
-        return self.engine.n_tokens >= min(math.floor(allowed), self._positions - 1)
+        return max(0, min(math.floor(allowed), self._positions - 1) - self.engine.n_tokens)
+
+    def _is_full(self) -> bool:
+        return not self._room()
+
+    def _greedy(self, room: int) -> list[Token]:
+        """The tokens that would be written if the source ended now, at most `room`."""
+        snapshot, tokens = self.engine.snapshot(), list[Token]()
+        while len(tokens) < room:
+            token = self._best_token(eos_open=True, layer=self._look_layer)
+            if token == self.system.eos:
+                break
+            tokens.append(self._looked_at(token))
+            self.engine.commit(token)
+        self.engine.restore(snapshot)
+        return tokens
+
+    def _search(self, room: int) -> list[list[Token]]:
+        """The hypotheses of a beam search if the source ended now, of at most `room` tokens each, best first.
+
+        As in fairseq, a hypothesis is scored by the mean log-probability of its tokens, here from the first that is not
+        committed, with the end of the sentence; those that reach the limit count without it.
+        """
+        beam, snapshot = self.options.beam, self.engine.snapshot()
+        going, ended = [Hypothesis([], 0.0, snapshot)], list[tuple[float, list[Token]]]()
+        for length in range(1, room + 1):
+            found = list[tuple[float, Hypothesis, Token]]()
+            for one in going:
+                found += self._extended(one, 2 * beam)
+            going, ranked = [], sorted(found, key=lambda candidate: -candidate[0])[: 2 * beam]
+            for rank, (total, one, token) in enumerate(ranked):
+                if token.id != self.system.eos:
+                    going.append(Hypothesis([*one.tokens, token], total, one.state))
+                elif rank < beam and len(ended) < beam:
+                    ended.append((total / length, one.tokens))
+            going = going[:beam]
+            if len(ended) == beam or not going:
+                break
+        else:
+            ended += [(one.total / max(1, room), one.tokens) for one in going]
+        self.engine.restore(snapshot)
+        return [tokens for _, tokens in sorted(ended, key=lambda one: -one[0])[:beam]]
+
+    def _extended(self, one: Hypothesis, count: int) -> list[tuple[float, Hypothesis, Token]]:
+        """The `count` best next tokens of a hypothesis, each with the sum of log-probabilities up to it."""
+        self.engine.restore(one.state)
+        if one.tokens:
+            self.engine.commit(one.tokens[-1].id)
+        seen = self._looked_at(self._best_token(eos_open=True, layer=self._look_layer))
+        scores, piece = seen.log_probabilities, self.system.detokenizer.piece
+        after = Hypothesis(one.tokens, one.total, self.engine.snapshot())
+        best = [int(token) for token in largest(scores, min(count, len(scores))) if scores[token] > -math.inf]
+        return [
+            (one.total + float(scores[token]), after, Token(token, piece(token), lambda: scores, seen.weights))
+            for token in best
+        ]
 
     def _read(self, source_finished: bool) -> bool:
         """Read one pre-decision step: as many frames as its states need to be ready; False when there is none."""
@@ -361,7 +445,14 @@ class TranslationStream:
         self.emitter.push([token])
         if self._aligns:
             lag = self.policy.lag
-            self.aligned.append(self.engine.focus if lag is None else max(0, self.n_states - lag * self.step_states))
+            self.aligned.append(
+                int(self.engine.attention.argmax()) if lag is None else max(0, self.n_states - lag * self.step_states)
+            )
+
+    def _looked_at(self, token: int) -> Token:
+        """The token that the engine has just chosen, as a policy sees it."""
+        weights = None if self._look_layer is None else self.engine.attention
+        return Token(token, self.system.detokenizer.piece(token), self.engine.log_probabilities, weights)
 
     def _best_token(self, eos_open: bool, layer: int | None = None) -> int:
         repeated = repeating(self.engine.tokens, self.options.no_repeat_ngram_size)

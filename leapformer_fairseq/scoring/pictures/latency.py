@@ -122,7 +122,8 @@ def _lines(rows: Sequence[Row]) -> Iterator[list[Row]]:
     """Iterate over the lines, each a list of rows."""
 
     def key(row: Row) -> tuple[Any, ...]:
-        return row["name"], row["pre_decision_ratio"] or 0, row["segment_ms"]
+        others = list(row["numbers"].items())[1:]  # the first number is what varies along a line
+        return row["name"], row["pre_decision_ratio"] or 0, row["segment_ms"], str(others)
 
     for _, line in groupby(sorted(rows, key=key), key):
         yield list(line)

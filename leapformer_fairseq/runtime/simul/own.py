@@ -1,0 +1,81 @@
+"""Policies that users bring: files that they name on the command line, and entry points of installed packages.
+
+Only the command line, or a caller's own arguments, name a file; checkpoints and exported folders never do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+from ...support.declared import Option
+from ...support.errors import LeapformerError
+from .policy import POLICIES, Policy, find, of_user
+
+FLAG = "--policy-file"
+
+
+def load(file: str) -> None:
+    """Run a file that registers policies, or a package, a folder with an `__init__.py`; once in a process.
+
+    Raises LeapformerError if there is none, or if it fails.
+    """
+    path = Path(file)
+    place = path / "__init__.py" if path.is_dir() else path
+    if not place.is_file():
+        raise LeapformerError(f"{FLAG} {file}: no file {place}; give a Python file, or a folder with an __init__.py")
+    name = f"leapformer_own_{hashlib.sha256(str(place.resolve()).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return
+    spec = spec_from_file_location(name, place, submodule_search_locations=[str(path)] if path.is_dir() else None)
+    if spec is None or spec.loader is None:
+        raise LeapformerError(f"{FLAG} {file}: this is no Python file; give one that ends in .py")
+    module = sys.modules[name] = module_from_spec(spec)  # classes of the file find their module there
+    run: Callable[[ModuleType], object] = spec.loader.exec_module
+    try:
+        of_user(f"{FLAG} {file}", lambda: run(module))
+    except LeapformerError:
+        del sys.modules[name]
+        raise
+
+
+def digest(files: Sequence[str]) -> str:
+    """What tells versions of these files apart, "" without any; of a folder, all its Python files count."""
+    found = hashlib.sha256()
+    if not files:
+        return ""
+    for path in map(Path, files):
+        for place in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            found.update(place.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def options(words: Sequence[str]) -> list[Option]:
+    """Load the files and entry points that the words of a command name; return the options that ours do not have.
+
+    Raises LeapformerError for files that fail. A policy that there is not is refused later.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(FLAG, action="append", nargs="?", default=[])
+    parser.add_argument("--policy", nargs="?", default="")
+    parser.add_argument("--policies", nargs="*", default=[])
+    given, _ = parser.parse_known_args([*words])
+    for file in filter(None, given.policy_file):
+        load(file)
+    for name in " ".join([given.policy or "", *given.policies]).split():
+        with suppress(LeapformerError):
+            find(name)
+    known = {option for policy in POLICIES.values() if is_ours(policy) for option in policy.options}
+    found = (option for policy in POLICIES.values() if not is_ours(policy) for option in policy.options)
+    return [option for option in dict.fromkeys(found) if option not in known]
+
+
+def is_ours(policy: type[Policy]) -> bool:
+    """Whether a policy comes with this package."""
+    return policy.__module__.partition(".")[0] == __name__.partition(".")[0]
