@@ -152,7 +152,7 @@ def sessions(package: str) -> Iterator[tuple[str, Rows]]:
     )
     demo = HERE / "leapformer_fairseq" / "runtime" / "demo"
     samples, _ = soundfile.read(demo / "example.flac", dtype="float32")
-    system = exported.ExportedSystem.load(demo / "model", policy.PolicyOptions("wait-k", 3))
+    system = exported.ExportedSystem.load(demo / "model", policy.PolicyOptions("wait-k", k=3))
 
     def run() -> None:
         live = session.Session(system, stream.DecodingOptions())

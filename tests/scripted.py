@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from leapformer_fairseq.runtime.simul.policy import PolicyOptions
+from leapformer_fairseq.runtime.simul.policy import ALIGN_LAYER, PolicyOptions, find
 from leapformer_fairseq.runtime.simul.times import ComputeTimes
 
 EOS, STATE_FRAMES, WORDS = 2, 4, 40
@@ -22,12 +22,20 @@ def drawn(*numbers: int | None) -> int:
     return zlib.crc32(repr(numbers).encode())
 
 
+def policy_of(name: str, **values: Any) -> PolicyOptions:
+    """A policy with those of the values whose options it has."""
+    known = {option.name for option in (*find(name).options, ALIGN_LAYER)}
+    return PolicyOptions(name, **{option: value for option, value in values.items() if option in known})
+
+
 class ScriptedEngine:
     """A `stream.Engine`. Some tokens would end the sentence; what a token attends to depends on the layer."""
 
     def __init__(self, times: ComputeTimes, variety: int, ends: int) -> None:
         self.times, self.variety, self.ends = times, variety, ends
-        self.n_frames, self.finished, self.focus = 0, False, 0
+        self.n_frames, self.finished = 0, False
+        self.attention = np.ones(1)
+        self._choice = 0
         self._tokens: list[int] = []
         self.consumed: list[int] = []  # how much was seen when each token was consumed
 
@@ -49,8 +57,25 @@ class ScriptedEngine:
     def finish(self) -> None:
         self.finished = True
 
+    @property
+    def log_probabilities(self) -> Callable[[], np.ndarray]:
+        """The last choice is the likeliest and the next number close; how sure it is depends on the last token."""
+        choice = self._choice
+        sure = 0.1 + drawn(*self._tokens[-1:]) % 10 / 3
+
+        def compute() -> np.ndarray:
+            odds = np.full(10 + WORDS, -7.0)
+            odds[choice], odds[10 + (choice - 9) % WORDS] = 0.0, -0.1
+            return sure * odds - np.logaddexp.reduce(sure * odds)
+
+        return compute
+
     def best(self, visible: int, forbidden: Sequence[int], layer: int | None = None) -> int:
         self._focus(visible, layer)
+        self._choice = self._drawn(visible, forbidden)
+        return self._choice
+
+    def _drawn(self, visible: int, forbidden: Sequence[int]) -> int:
         chance = drawn(self.n_tokens, min(visible // 12, self.n_tokens // 3 + 2))  # it settles once enough was seen
         if not chance % self.ends and EOS not in forbidden:
             return EOS
@@ -64,7 +89,8 @@ class ScriptedEngine:
         self.consumed.append(visible or 0)
 
     def _focus(self, visible: int, layer: int | None) -> None:
-        self.focus = min(visible - 1, 3 * self.n_tokens + drawn(self.n_tokens, layer) % 30)
+        self.attention = np.full(visible, 0.3 / visible)
+        self.attention[min(visible - 1, 3 * self.n_tokens + drawn(self.n_tokens, layer) % 30)] += 0.7
 
     def commit(self, token: int) -> None:
         self._tokens.append(token)
@@ -95,7 +121,7 @@ class Words:
 class ScriptedSystem:
     """A `stream.System`."""
 
-    policy: PolicyOptions = PolicyOptions("wait-k", 2)
+    policy: PolicyOptions = PolicyOptions("wait-k", k=2)
     step_frames: int = 12 * STATE_FRAMES
     variety: int = WORDS
     ends: int = 9
@@ -116,7 +142,7 @@ class ScriptedSystem:
         return States
 
     def waiting(self, k: int) -> ScriptedSystem:
-        return replace(self, policy=replace(self.policy, k=k))
+        return replace(self, policy=self.policy.but(k=k))
 
 
 def sound(seconds: float, level_db: float = -20.0, seed: int = 0) -> np.ndarray:

@@ -46,7 +46,7 @@ from leapformer_fairseq.studies.linearize.selection import Swap, choose
 from leapformer_fairseq.studies.probes import study as probes
 
 from .models.tiny import make_model, target_prefix
-from .scripted import ScriptedSystem, Words, sound, talk
+from .scripted import ScriptedSystem, Words, policy_of, sound, talk
 from .studies.recipes.running import Cells
 
 # --------------------------------------------------------------------------------------------------------------- forks
@@ -199,7 +199,7 @@ FORKED: dict[str, Forked] = {
     **{
         f"runtime.simul.stream.TranslationStream {policy.name}": _of_stream(policy)
         for policy in (
-            PolicyOptions("wait-k", 2), PolicyOptions("local-agreement"), PolicyOptions("hold-n"),
+            PolicyOptions("wait-k", k=2), PolicyOptions("local-agreement"), PolicyOptions("hold-n"),
             PolicyOptions("alignatt"),
         )
     },
@@ -250,12 +250,7 @@ def test_a_fork_and_what_it_was_forked_from_go_on_alone(name: str) -> None:
 @pytest.mark.parametrize("policy", ["wait-k", "local-agreement", "hold-n", "alignatt"])
 def test_a_snapshot_can_be_returned_to_any_number_of_times(policy: str) -> None:
     """A look ahead, as policies and drafts take it, leaves nothing."""
-    streams = [
-        TranslationStream(
-            ScriptedSystem(policy=PolicyOptions(policy, 2 if policy == "wait-k" else None)), DecodingOptions()
-        )
-        for _ in range(2)
-    ]
+    streams = [TranslationStream(ScriptedSystem(policy=policy_of(policy, k=2)), DecodingOptions()) for _ in range(2)]
     for seed in range(6):
         for number, stream in enumerate(streams):
             stream.push(noise(seed, 0.9))

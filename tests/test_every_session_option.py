@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,31 +13,34 @@ import pytest
 from leapformer_fairseq.runtime.simul import exported
 from leapformer_fairseq.runtime.simul import live as sessions
 from leapformer_fairseq.runtime.simul.options import add_segment_options, add_system_options
-from leapformer_fairseq.runtime.simul.policy import PolicyOptions
+from leapformer_fairseq.runtime.simul.policy import OPTIONS, POLICIES, PolicyOptions
 from leapformer_fairseq.runtime.simul.segments import SegmentOptions
 from leapformer_fairseq.runtime.simul.session import Session
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
 from leapformer_fairseq.simul import live, loading
 from leapformer_fairseq.simul.states import States
-from leapformer_fairseq.studies.curve import VARIED, Grid
+from leapformer_fairseq.studies.curve import Grid
 
-from .scripted import ScriptedSystem, sound, talk
+from .scripted import ScriptedSystem, policy_of, sound, talk
 
 # ----------------------------------------------------------------------------------- from the command line to objects
 # option -> another value, where it arrives, and what it needs beside it
 ARRIVES: dict[str, tuple[str, str, list[str]]] = {
     "--data-root": ("elsewhere", "load.data_root", []),
     "--config-yaml": ("other.yaml", "load.config_yaml", []),
-    "--policy": ("offline", "policy.name", []),
+    "--policy": ("offline", "policy.name", ["--policy", "shared-prefix"]),
     "--waitk-lagging": ("7", "policy.k", []),
     "--catch-up": ("1.5", "policy.catch_up", []),
-    "--hold": ("11", "policy.hold", []),
-    "--agree": ("13", "policy.agree", []),
-    "--align-frames": ("17", "policy.align_frames", []),
+    "--hold": ("11", "policy.hold", ["--policy", "hold-n"]),
+    "--agree": ("13", "policy.agree", ["--policy", "local-agreement"]),
+    "--align-frames": ("17", "policy.align_frames", ["--policy", "alignatt"]),
+    "--edatt-alpha": ("0.3", "policy.edatt_alpha", ["--policy", "edatt"]),
+    "--edatt-frames": ("3", "policy.edatt_frames", ["--policy", "edatt"]),
     "--align-layer": ("2", "policy.align_layer", []),
     "--engine": ("recompute", "load.engine", []),
     "--pre-decision-ratio": ("19", "load.ratio", []),
     "--max-draft": ("23", "decoding.max_draft", []),
+    "--beam": ("5", "decoding.beam", []),
     "--max-len-a": ("0.3", "decoding.max_len_a", []),
     "--max-len-b": ("29", "decoding.max_len_b", []),
     "--max-after-read": ("31", "decoding.max_after_read", []),
@@ -57,7 +60,7 @@ ARRIVES: dict[str, tuple[str, str, list[str]]] = {
     "--max-seconds": ("67.5", "segments.max_seconds", []),
     "--carry": ("encoder", "session.source", []),
 }
-ELSEWHERE = {"--checkpoint", "--sentence-ends"}  # files; tests of loading and of sentences
+ELSEWHERE = {"--checkpoint", "--sentence-ends", "--policy-file"}  # files; tests of loading, sentences, own policies
 
 
 def parser() -> argparse.ArgumentParser:
@@ -74,7 +77,7 @@ def arrived(monkeypatch: pytest.MonkeyPatch, folder: Any, words: list[str]) -> d
 
     def load(checkpoint: str, root: str, config: str, policy: Any, ratio: Any, engine: str) -> Any:
         found.update({"load.data_root": root, "load.config_yaml": config, "load.ratio": ratio, "load.engine": engine})
-        found.update({f"policy.{name}": value for name, value in asdict(policy).items()})
+        found.update({"policy.name": policy.name, **{f"policy.{name}": value for name, value in policy.values.items()}})
         return SimpleNamespace(to=lambda device: None, carried=lambda: States)
 
     def session(system: Any, options: Any, segments: Any, source: Any, drafts: bool) -> None:
@@ -118,13 +121,16 @@ def test_the_options_of_an_exported_model_arrive(monkeypatch: Any, tmp_path: Any
     words = ["--checkpoint", str(tmp_path), "--waitk-lagging", "7", "--pre-decision-ratio", "19", "--num-threads", "41"]
     live.open_system(parser().parse_args(words))
     ((path, policy, ratio, threads),) = found
-    assert (path, policy, ratio, threads) == (tmp_path, PolicyOptions("wait-k", 7), 19, 41)
+    assert (path, policy, ratio, threads) == (tmp_path, PolicyOptions("wait-k", k=7), 19, 41)
 
 
 # ------------------------------------------------------------------------------------------- from a grid to commands
 GRID: dict[str, Any] = {
     "checkpoints": {"a": "/a.pt", "b": "/b.pt"}, "policies": ["wait-k", "hold-n", "offline"],
-    "numbers": {"k": [3, 5], "hold": [7, 11], "agree": [2, 13], "align_frames": [17, 19]}, "ratios": [None, 23, 29],
+    "numbers": {
+        "k": [3, 5], "hold": [7, 11], "agree": [2, 13], "align_frames": [17, 19], "edatt_alpha": [0.2, 0.5],
+        "edatt_frames": [2], "catch_up": [1.0],
+    }, "ratios": [None, 23, 29],
     "segment_sizes": [310, 370], "segments": [("--segment", "pause"), ("--segment", "seconds")],
 }  # fmt: skip
 
@@ -145,18 +151,27 @@ def test_every_value_of_every_axis_of_a_grid_has_as_many_points(axis: str) -> No
     assert len(every) == 2 * (2 + 2 + 1) * 3 * 2 * 2
 
 
-@pytest.mark.parametrize("policy", VARIED)
+@pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if policy.options])
 def test_every_number_of_a_policy_is_a_point_and_a_flag(policy: str) -> None:
-    field, flag = VARIED[policy]
+    first = POLICIES[policy].options[0]
     found = points(policies=[policy], checkpoints={"a": "/a.pt"}, ratios=[23], segments=[("--segment", "pause")])
-    expected = [(number, size) for number in GRID["numbers"][field] for size in GRID["segment_sizes"]]
-    assert [(one.number, one.segment_ms) for one in found] == expected
+    expected = [(number, size) for number in GRID["numbers"][first.name] for size in GRID["segment_sizes"]]
+    assert [(dict(one.numbers)[first.name], one.segment_ms) for one in found] == expected
     for one in found:
         words = {name: one.flags[one.flags.index(name) + 1] for name in one.flags if name.startswith("--")}
         assert words == {
-            "--policy": policy, flag: str(one.number), "--pre-decision-ratio": "23", "--segment": "pause",
+            "--policy": policy, first.flag: str(one.numbers[0][1]), "--pre-decision-ratio": "23", "--segment": "pause",
             "--source-segment-size": str(one.segment_ms),
         }  # fmt: skip
+
+
+def test_all_options_of_a_policy_are_combined() -> None:
+    """Of the second and later ones, only other values than the default are worth a name."""
+    numbers = {"edatt_alpha": [0.2, 0.5], "edatt_frames": [2, 4]}
+    found = points(policies=["edatt"], numbers=numbers, checkpoints={"a": "/a.pt"}, ratios=[None], segment_sizes=[40])
+    assert len(found) == 2 * 4 and len({one.name for one in found}) == 8
+    assert found[0].flags[-4:] == ["--edatt-alpha", "0.2", "--edatt-frames", "2"]
+    assert found[0].name == "a-edatt-edatt_alpha0.2-edatt_frames2-40ms-pause"
 
 
 # ------------------------------------------------------------------------------------------- from objects to the text
@@ -182,15 +197,18 @@ DECODING: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
     "no_repeat_ngram_size": ([0, 1, 2], {"variety": 3}, {}),
     "silence_db": ([None, -55.0, -10.0], {}, {"silent_s": 2.0}),
     "lead_ms": ([None, 0, 200], {}, {"silent_s": 0.8}),
+    "beam": ([1, 2, 6], {"policy": PolicyOptions("hold-n", hold=1)}, {}),
 }
 POLICY: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
-    "name": (["wait-k", "hold-n", "local-agreement", "alignatt", "offline"], {"k": 2}, {}),
+    "name": ([*POLICIES], {"k": 2, "align_frames": 12}, {"ends": 10**9}),
     "k": ([1, 3, 7], {"name": "wait-k"}, {}),
     "catch_up": ([1.0, 0.5, 2.0], {"name": "wait-k", "k": 2}, {}),
     "hold": ([0, 1, 5], {"name": "hold-n"}, {"ends": 10**9}),
     "agree": ([2, 3, 5], {"name": "local-agreement"}, {"ends": 10**9}),
     "align_frames": ([1, 8, 40], {"name": "alignatt"}, {"ends": 10**9}),
     "align_layer": ([1, 2, -2], {"name": "alignatt"}, {}),
+    "edatt_alpha": ([0.01, 0.6, 1.0], {"name": "edatt", "edatt_frames": 9}, {"ends": 10**9}),
+    "edatt_frames": ([1, 8, 40], {"name": "edatt"}, {"ends": 10**9}),
 }
 
 
@@ -201,12 +219,10 @@ def test_every_decoding_option_changes_what_is_written(name: str) -> None:
     assert len(set(map(str, found))) == len(values)
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(PolicyOptions)])
+@pytest.mark.parametrize("name", ["name", *OPTIONS])
 def test_every_option_of_a_policy_changes_what_is_written(name: str) -> None:
     values, about, more = POLICY[name]
-    found = [
-        written(replace(ScriptedSystem(), policy=PolicyOptions(**{**about, name: value}), **more)) for value in values
-    ]
+    found = [written(replace(ScriptedSystem(), policy=policy_of(**{**about, name: value}), **more)) for value in values]
     assert len(set(map(str, found))) == len(values)
 
 
@@ -254,11 +270,11 @@ def test_every_option_of_a_segment_changes_the_session(name: str) -> None:
 
 def test_drafts_and_another_k_change_the_session() -> None:
     plain, drafts, other = (
-        spoken(SegmentOptions(), drafts, policy=PolicyOptions("wait-k", k))
+        spoken(SegmentOptions(), drafts, policy=PolicyOptions("wait-k", k=k))
         for drafts, k in ((False, 2), (True, 2), (False, 5))
     )
     assert plain != drafts and plain != other
     assert [event for event in drafts if getattr(event, "final", True)] == plain
-    session = Session(ScriptedSystem(policy=PolicyOptions("wait-k", 2, catch_up=0.5)), DecodingOptions())
+    session = Session(ScriptedSystem(policy=PolicyOptions("wait-k", k=2, catch_up=0.5)), DecodingOptions())
     session.use_lagging(5)
-    assert session._input.system.policy == PolicyOptions("wait-k", 5, catch_up=0.5), "nothing else changes"
+    assert session._input.system.policy == PolicyOptions("wait-k", k=5, catch_up=0.5), "nothing else changes"

@@ -286,7 +286,7 @@ def _pieces(seconds: float) -> int:
 def test_a_draft_is_of_all_that_was_heard(k: int) -> None:
     """And not what was expected when less was; of a stream that was never asked before it is the same."""
     asked, other = (
-        TranslationStream(ScriptedSystem(PolicyOptions("wait-k", k), ends=10**9), DecodingOptions(max_draft=9))
+        TranslationStream(ScriptedSystem(PolicyOptions("wait-k", k=k), ends=10**9), DecodingOptions(max_draft=9))
         for _ in range(2)
     )
     found = []
@@ -300,7 +300,10 @@ def test_a_draft_is_of_all_that_was_heard(k: int) -> None:
 
 
 def test_drafts_of_every_segment_begin_with_its_first_step() -> None:
-    system, options = ScriptedSystem(PolicyOptions("wait-k", 2), ends=10**9), SegmentOptions("seconds", max_seconds=3.0)
+    system, options = (
+        ScriptedSystem(PolicyOptions("wait-k", k=2), ends=10**9),
+        SegmentOptions("seconds", max_seconds=3.0),
+    )
     session = Session(system, DecodingOptions(), options, drafts=True)
     events = [*session.push(sound(9.0)), *session.finish()]
     drafts = [[event for event in events if event.segment == number and not event.final] for number in (1, 2, 3)]
@@ -312,9 +315,9 @@ def test_drafts_of_every_segment_begin_with_its_first_step() -> None:
 
 def test_a_system_with_another_k_is_otherwise_the_same_and_has_the_engine_that_was_chosen() -> None:
     model = SimpleNamespace(encoder=SimpleNamespace(chunks=object()))
-    policy = PolicyOptions("wait-k", 3, catch_up=0.5, align_layer=2)
+    policy = PolicyOptions("wait-k", k=3, catch_up=0.5, align_layer=2)
     system = TranslationSystem(model, 2, (), None, None, policy, 28, "recompute")  # type: ignore[arg-type]
-    assert replace(system, policy=replace(policy, k=7)) == system.waiting(7)
+    assert replace(system, policy=policy.but(k=7)) == system.waiting(7)
     assert type(system.begin(ComputeTimes())) is RecomputeEngine
     assert type(replace(system, engine="auto").begin(ComputeTimes())) is IncrementalEngine
 

@@ -94,7 +94,7 @@ def slow(clock: Clock, system: ScriptedSystem, seconds: float = 0.25) -> Any:
 @pytest.mark.parametrize("segment_ms", [40, 70, 333, 5000])
 def test_delays_of_an_utterance_of_a_second(segment_ms: int, clock: Clock, tmp_path: Path) -> None:
     soundfile.write(tmp_path / "one.wav", sound(1.0), RATE, subtype="PCM_16")
-    system = slow(clock, ScriptedSystem(PolicyOptions("wait-k", 1), step_frames=16, ends=10**9))
+    system = slow(clock, ScriptedSystem(PolicyOptions("wait-k", k=1), step_frames=16, ends=10**9))
     simulation = Simulation(system, DecodingOptions(max_len_b=9), segment_ms, "word")
     (outcome,) = simulation.translate([Utterance(3, tmp_path / "one.wav", "a b")])
     one, compute = outcome.instance, outcome.compute
@@ -198,7 +198,7 @@ def test_the_recent_level_is_that_of_ten_seconds() -> None:
 def test_a_log_has_what_was_heard_and_the_time_of_computation_only(clock: Clock, tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "log.jsonl", "talk.wav", "word")
     session = Session(
-        slow(clock, ScriptedSystem(PolicyOptions("wait-k", 1), ends=10**9)), DecodingOptions(), drafts=True
+        slow(clock, ScriptedSystem(PolicyOptions("wait-k", k=1), ends=10**9)), DecodingOptions(), drafts=True
     )
     recorder.begin(3.0)
     samples, heard = talk()[: 6 * RATE], []
@@ -247,7 +247,7 @@ def test_a_display_is_at_its_start_only_before_anything_is_shown() -> None:
 
 def test_a_served_talk_tells_seconds_and_how_far_it_is_behind(clock: Clock) -> None:
     async def run(backlog_s: float) -> list[dict[str, Any]]:
-        session = Session(slow(clock, ScriptedSystem(PolicyOptions("wait-k", 1), ends=10**9)), DecodingOptions())
+        session = Session(slow(clock, ScriptedSystem(PolicyOptions("wait-k", k=1), ends=10**9)), DecodingOptions())
         found = []
         with ThreadPoolExecutor(1) as pool:
             one = Talk(lambda: session, "word", pool, backlog_s)

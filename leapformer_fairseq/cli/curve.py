@@ -118,6 +118,9 @@ def _runs(args: Namespace) -> list[Run]:
     policies = _items(args.policies)
     options = {option.name: option for policy in policies for option in find(policy).options}
     numbers = {name: _values(flag(name), getattr(args, name), option.type) for name, option in options.items()}
+    for name, values in numbers.items():
+        for value in values:
+            _listed(options[name]).check(value)
     ratios = _values("--pre-decision-ratios", args.pre_decision_ratios, int) or [None]
     sizes = _values("--segment-sizes", args.segment_sizes, int)
     shared, segments = _shared_flags(args), _segments(args)
@@ -191,7 +194,11 @@ def _items(values: Sequence[str]) -> list[str]:
     return " ".join(values).split()
 
 
-_EXAMPLES: dict[type, str] = {int: "whole numbers, e.g. '4 8'", float: "numbers, e.g. '0.4 0.8'", bool: "true or false"}
+_EXAMPLES: dict[type, str] = {
+    int: "whole numbers, e.g. {} '4 8'",
+    float: "numbers, e.g. {} '0.4 0.8'",
+    bool: "true or false",
+}
 
 
 def _values(option: str, values: Sequence[str] | None, kind: type) -> list[Any]:
@@ -200,7 +207,7 @@ def _values(option: str, values: Sequence[str] | None, kind: type) -> list[Any]:
     try:
         return [None] if values is None else [read(item) for item in _items(values)]
     except (ValueError, KeyError) as error:
-        raise LeapformerError(f"{option} {' '.join(values or ())}: give {_EXAMPLES[kind]}") from error
+        raise LeapformerError(f"{option} {' '.join(values or ())}: give {_EXAMPLES[kind].format(option)}") from error
 
 
 def _shared(args: Namespace) -> dict[str, tuple[Any, Any]]:

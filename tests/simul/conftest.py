@@ -159,7 +159,7 @@ def make_system(
         model = FakeModel(len(symbols), eos_bias).eval()
         # Byte pieces would make replacement characters of a random model's output.
         bytes_ = tuple(index for index, symbol in enumerate(symbols) if symbol.startswith("<0x"))
-        policy = PolicyOptions("wait-k", lagging) if policy is None else policy
+        policy = PolicyOptions("wait-k", k=lagging) if policy is None else policy
         return TranslationSystem(model, EOS, (0, 1, 3, *bytes_), detokenizer, cmvn, policy, 4 * ratio)
 
     return make

@@ -219,10 +219,10 @@ def one_line_error(capsys) -> str:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--policies", "wait-k guess"], "--policies guess: choose from wait-k, hold-n"),
-        (["--k", "1 0"], "--k 0: it must be at least 1"),
+        (["--policies", "wait-k guess"], "--policy 'guess': choose from wait-k, hold-n"),
+        (["--k", "1 0"], "--k 0: give at least 1"),
         (["--k", "1 x"], "--k 1 x: give whole numbers, e.g. --k '4 8'"),
-        (["--agree", "1"], "--agree 1: it takes at least 2"),
+        (["--agree", "1"], "--agree 1: give at least 2"),
         (["--hold=-1"], "--hold -1"),
         (["--pre-decision-ratios", "0"], "--pre-decision-ratios 0: it must be at least 1"),
         (["--segment-sizes", ""], "the grid is empty"),
@@ -264,4 +264,4 @@ def test_the_grid_has_every_combination_once() -> None:
     settings = grid.settings()
     assert len(settings) == len(set(settings)) == 2 * (2 + 1) * 2
     assert len({setting.name for setting in settings}) == len(settings)
-    assert Setting("a", "wait-k", 3, 7, 40) in settings and Setting("b", "offline", None, None, 40) in settings
+    assert Setting("a", "wait-k", (("k", 3),), 7, 40) in settings and Setting("b", "offline", (), None, 40) in settings

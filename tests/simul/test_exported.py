@@ -265,7 +265,15 @@ def test_options_that_an_exported_model_cannot_follow_are_refused(exported, spee
     session = Session(hold, OPTIONS, SegmentOptions("seconds", history="window"))
     with pytest.raises(LeapformerError, match="do not tell what they attend to"):
         list(session.push(speech(2.0)))
-    given = {"policy": "wait-k", "waitk_lagging": None, "catch_up": 1.0, "hold": 3, "agree": 2, "align_frames": 4}
+    given = {
+        "policy": "wait-k",
+        "waitk_lagging": None,
+        "catch_up": 1.0,
+        "hold": 3,
+        "agree": 2,
+        "align_frames": 4,
+        "policy_file": [],
+    }
     args = SimpleNamespace(
         checkpoint=str(folder), data_root=None, pre_decision_ratio=None, engine="recompute", align_layer=-1,
         num_threads=1, **given,

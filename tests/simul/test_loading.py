@@ -25,6 +25,7 @@ from leapformer_fairseq.simul.loading import load_system, resolve_policy, with_p
 from leapformer_fairseq.simul.system import TranslationSystem
 from leapformer_fairseq.support.errors import LeapformerError
 from tests.covering import in_turn
+from tests.scripted import policy_of
 from tests.untrained import save_checkpoint
 
 PLAN = ["--encoder-self-attention", "leap", "--decoder-self-attention", "leap", "--decoder-cross-attention", "leap"]
@@ -206,7 +207,7 @@ def test_the_checkpoint_says_which_engine_it_needs(arriving: Path, simulst: Path
 def test_every_policy_writes_the_same_at_any_segment_size(
     arriving_as, data_root, speech, policy: str, encoder: str
 ) -> None:
-    system = load_system(arriving_as(encoder), data_root, policy=PolicyOptions(policy, align_frames=2))
+    system = load_system(arriving_as(encoder), data_root, policy=policy_of(policy, align_frames=2))
     results = [translate(system, speech(1.7), size * 16) for size in (20, 280, 100_000)]
     assert results[0] == results[1] == results[2] != []
 

@@ -404,7 +404,9 @@ def test_a_draft_is_what_would_be_written_if_the_source_ended(arriving, speech) 
     steps = stream.times.decoder_steps
     draft = stream.draft()
     assert stream.times.decoder_steps == steps  # the policy has asked for the same
-    assert f"{said} {draft}".strip() == system.detokenizer.decode(stream.engine.tokens + stream.continuation())
+    assert f"{said} {draft}".strip() == system.detokenizer.decode(
+        stream.engine.tokens + [token.id for token in stream.continuation()]
+    )
 
 
 def test_with_more_source_a_draft_is_made_again(arriving, speech) -> None:

@@ -29,6 +29,7 @@ from leapformer_fairseq.simul.system import TranslationSystem
 from tests.models import test_lm as lm
 from tests.models import test_nmt as nmt
 from tests.models.tiny import make_model, text_batch
+from tests.scripted import policy_of
 from tests.simul.sources import SOURCES
 
 THREADS = 8
@@ -103,7 +104,7 @@ def sessions(spm_model: Path, symbols: list[str], speech: Callable[[float, int],
 
         def work(i: int, policy: str) -> Any:
             carry = "encoder" if i % 2 and encoder != "whole" else "none"
-            own = replace(system, policy=PolicyOptions(policy, k=2, hold=1, align_layer=2))
+            own = replace(system, policy=policy_of(policy, k=2, hold=1, align_layer=2))
             samples = speech(0.4 + 0.03 * i, i)
 
             def listen() -> Any:

@@ -242,15 +242,21 @@ KINDS: dict[str, tuple[Callable[[Case], Any], list[Case], Case]] = {
     "sessions": (sessions, SESSIONS, {**COMMON, "segments": {}, "decoding": {}, "drafts": False, "variety": 40,
                                       "ends_of": 9, "chunk_states": 9, "lagging": None, "sizes": [1000, 30_000, 7]}),
 }  # fmt: skip
-OPTIONS: dict[str, Any] = {"segments": SegmentOptions(), "decoding": DecodingOptions(), "policy": PolicyOptions()}
+OPTIONS: dict[str, Any] = {"segments": SegmentOptions(), "decoding": DecodingOptions()}
 
 
 def content(kind: str) -> Case:
     """What a file should hold: the cases with the answers of Python, and what is common to them."""
     answer, cases, common = KINDS[kind]
     used = {**common, **{name: asdict(OPTIONS[name]) for name in OPTIONS if name in {*common, *cases[0]}}}
-    rows = [{**case, "answer": answer({**common, **case})} for case in cases]
+    rows = [{**case, **_policy(case), "answer": answer({**common, **case})} for case in cases]
     return json.loads(json.dumps({"common": used, "cases": rows}))
+
+
+def _policy(case: Case) -> Case:
+    """All options of the policy, as the page gets them."""
+    policy = PolicyOptions(**case["policy"]) if "policy" in case else None
+    return {} if policy is None else {"policy": {"name": policy.name, **policy.values}}
 
 
 def write(folder: Path = FOLDER) -> None:
