@@ -116,7 +116,10 @@ def _runs(args: Namespace) -> list[Run]:
     for file in args.policy_file:
         own.load(file)
     policies = _items(args.policies)
-    options = {option.name: option for policy in policies for option in find(policy).options}
+    for policy in policies:
+        find(policy)
+    declared = [option for policy in POLICIES.values() for option in policy.options]
+    options = {option.name: option for option in declared if hasattr(args, option.name)}
     numbers = {name: _values(flag(name), getattr(args, name), option.type) for name, option in options.items()}
     for name, values in numbers.items():
         for value in values:

@@ -1,20 +1,24 @@
-"""`leapformer list`: attention mechanisms, the options of one, our models, tasks and criterions."""
+"""`leapformer list`: attention mechanisms, the options of one, our models, tasks, criterions, and policies."""
 
 from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from json import dumps
 from typing import Any
 
 from .. import register
+from ..runtime.simul import own
+from ..runtime.simul.policy import POLICIES
+from ..support.declared import Option
 from ..support.errors import LeapformerError, suggestion
 from .fairseq_commands import ARCH_PREFIX
 
 OPTIONS = """
-what [NAME]             a mechanism, a family, or models, tasks, criterions
+what [NAME]             a mechanism, a family, or models, tasks, criterions, policies
+--policy-file FILE*     a file with policies of your own, to be listed too
 --json                  print all of it as JSON
 """
 WIDTH = 100  # columns of a screen
@@ -31,8 +35,10 @@ OTHERS = ("others", "registered outside this package")
 LETTERS = {"encoder-self": "E", "decoder-self": "D", "decoder-cross": "C"}
 
 
-def run(what: str | None, json: bool) -> None:
+def run(what: str | None, json: bool, policy_file: Sequence[str] = ()) -> None:
     """Print all mechanisms on one screen, or the page of a name. Raises LeapformerError for an unknown name."""
+    for file in policy_file:
+        own.load(file)
     if json and what:
         raise LeapformerError(f"--json prints everything; leave {what} out")
     if json:
@@ -67,17 +73,16 @@ def mechanisms() -> list[dict[str, Any]]:
             "summary": _summary(mechanism),
             "blocks": list(mechanism.capabilities.blocks),
             "needs_length": mechanism.capabilities.needs_length,
-            "options": [
-                {
-                    "flag": option.flag,
-                    "type": type(option.default).__name__,
-                    "default": option.default,
-                    "help": option.help,
-                }
-                for option in mechanism.options
-            ],
+            "options": _described(mechanism.options),
         }
         for name, mechanism in sorted(MECHANISMS.items())
+    ]
+
+
+def _described(options: Iterable[Option]) -> list[dict[str, Any]]:
+    return [
+        {"flag": option.flag, "type": option.type.__name__, "default": option.default, "help": option.help}
+        for option in options
     ]
 
 
@@ -114,7 +119,7 @@ def screen() -> Iterator[str]:
         "",
         "leapformer list leap      options of one, and where it is refused",
         "leapformer list linear    what the members of a family compute",
-        "leapformer list models    our architectures; also: tasks, criterions",
+        "leapformer list models    our architectures; also: tasks, criterions, policies",
     )
 
 
@@ -136,16 +141,20 @@ def mechanism_page(name: str) -> Iterator[str]:
     yield from _wrapped(_summary(mechanism), 2)
     yield from ("", f"blocks: {', '.join(mechanism.capabilities.blocks)}", "")
     yield "options:" if mechanism.options else "options: none"
-    for option in mechanism.options:
-        choices = f": {', '.join(option.choices)}" if option.choices else ""
-        default = "none" if option.default == "" else option.default
-        yield f"  {option.flag} ({type(option.default).__name__}{choices}; default: {default})"
-        yield from _wrapped(option.help, 6)
+    yield from _options(mechanism.options)
     refused = refusals(name)
     yield from ("", "refused, with these defaults:" if refused else "refused: nowhere")
     for reason, places in refused.items():
         yield f"  {', '.join(places)}"
         yield from _wrapped(reason, 6)
+
+
+def _options(options: Iterable[Option]) -> Iterator[str]:
+    for option in options:
+        choices = f": {', '.join(option.choices)}" if option.choices else ""
+        default = "none" if option.default in ("", None) else option.default
+        yield f"  {option.flag} ({option.type.__name__}{choices}; default: {default})"
+        yield from _wrapped(option.help, 6)
 
 
 def refusals(name: str) -> dict[str, list[str]]:
@@ -215,6 +224,14 @@ def criterions() -> dict[str, str]:
     return _ours(CRITERION_REGISTRY)
 
 
+def policies() -> dict[str, Any]:
+    """Every policy of simultaneous translation, those of installed packages too, with its summary and options."""
+    own.load_installed()
+    return {
+        name: {"summary": _summary(policy), "options": _described(policy.options)} for name, policy in POLICIES.items()
+    }
+
+
 def _ours(registry: Mapping[str, type]) -> dict[str, str]:
     """The names that this package added to a registry of fairseq, each with its summary."""
     register()
@@ -224,7 +241,7 @@ def _ours(registry: Mapping[str, type]) -> dict[str, str]:
     }
 
 
-REGISTERED = {"architectures": architectures, "tasks": tasks, "criterions": criterions}
+REGISTERED = {"architectures": architectures, "tasks": tasks, "criterions": criterions, "policies": policies}
 
 
 def _models_page() -> Iterator[str]:
@@ -239,8 +256,17 @@ def _registered_page(kind: str) -> Iterator[str]:
         yield from (f"  {name}", *_wrapped(summary, 6))
 
 
+def _policies_page() -> Iterator[str]:
+    own.load_installed()
+    yield "Policies of simultaneous translation (values of --policy), each with its options:"
+    for name, policy in POLICIES.items():
+        yield from ("", name, *_wrapped(_summary(policy), 2), *_options(policy.options))
+    yield from ("", "docs/adding_a_policy.md tells how to write your own.")
+
+
 KINDS = {
     "models": _models_page,
     "tasks": lambda: _registered_page("tasks"),
     "criterions": lambda: _registered_page("criterions"),
+    "policies": _policies_page,
 }

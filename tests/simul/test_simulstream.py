@@ -108,7 +108,7 @@ def test_a_configuration_says_what_is_kept_in_mind(processor):
     ("changes", "named"),
     [
         ({"chekpoint": "x"}, "chekpoint"),
-        ({"policy": "wait"}, "policy is 'wait'"),
+        ({"policy": "wait"}, "--policy 'wait': did you mean wait-k"),
         ({"history": "all"}, "history is 'all'; choose from segment, window"),
         ({"checkpoint": None}, "no checkpoint"),
         ({"latency_unit": "word"}, "give spm"),

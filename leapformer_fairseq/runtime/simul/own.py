@@ -10,13 +10,14 @@ import hashlib
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 from ...support.declared import Option
 from ...support.errors import LeapformerError
-from .policy import POLICIES, Policy, find, of_user
+from .policy import ENTRY_POINTS, POLICIES, Policy, find, of_user
 
 FLAG = "--policy-file"
 
@@ -43,6 +44,12 @@ def load(file: str) -> None:
     except LeapformerError:
         del sys.modules[name]
         raise
+
+
+def load_installed() -> None:
+    """Load the policies of all installed packages. Raises LeapformerError for those that fail."""
+    for point in entry_points(group=ENTRY_POINTS):
+        find(point.name)
 
 
 def digest(files: Sequence[str]) -> str:
