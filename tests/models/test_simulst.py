@@ -11,12 +11,12 @@ from fairseq.sequence_generator import SequenceGenerator
 from leapformer_fairseq.models.simulst import WaitKDecoder, parse_lagging
 from leapformer_fairseq.models.transformer import Decoder
 from leapformer_fairseq.modules import attentions
-from leapformer_fairseq.runtime.simul.policy import PolicyOptions
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
 from leapformer_fairseq.simul.system import TranslationSystem
 from leapformer_fairseq.support.errors import LeapformerError
 
 from ..covering import each_with_one, shared_out
+from ..scripted import policy_of
 from .tiny import PLANS, VARIANTS, dictionary, make_model, speech_batch, target_prefix
 
 
@@ -145,12 +145,12 @@ ARRIVING = {
 }
 
 
-def waiting(plan="leap", k=2, arriving="causal"):
+def waiting(plan="leap", k=2, arriving="causal", ends=8):
     """A model that likes to end its sentences everywhere."""
     options = {**ARRIVING[arriving], "waitk_lagging": str(k), "fixed_pre_decision_ratio": RATIO}
     model = make_model("leapformer_simulst_tiny", plan, encoder_self_attention="leap", **options)
     with torch.no_grad():
-        model.decoder.output_projection.weight[EOS] *= 8
+        model.decoder.output_projection.weight[EOS] *= ends
     return model
 
 
@@ -164,13 +164,18 @@ class Frames:
         return self.steps.pop(0) if self.steps else None
 
 
-def written(model, batch, k, limit):
+class Pieces:
+    def piece(self, token):
+        return ""
+
+
+def written(model, batch, k, limit, policy="wait-k", beam=1):
     """What the agent writes for each utterance."""
     model.set_lagging(None)
     tokens = []
     for frames, length in zip(batch["src_tokens"], batch["src_lengths"], strict=True):
-        system = TranslationSystem(model, EOS, (PAD,), None, None, PolicyOptions(k=k), 4 * RATIO)
-        stream = TranslationStream(system, DecodingOptions(max_len_b=limit))
+        system = TranslationSystem(model, EOS, (PAD,), Pieces(), None, policy_of(policy, k=k), 4 * RATIO)
+        stream = TranslationStream(system, DecodingOptions(max_len_b=limit, beam=beam))
         stream.features = Frames(frames[:length], 4 * RATIO)
         assert stream.advance(source_finished=True)
         tokens.append(stream.engine._tokens[1:])
@@ -194,6 +199,13 @@ def check_same(model, batch, k, limit=12):
 def test_generation_writes_what_the_agent_writes(plan, k):
     for arriving in ARRIVING if plan in ("leap", "softmax") else ["causal"]:
         check_same(waiting(plan, k, arriving), speech_batch(LENGTHS), k)
+
+
+def test_the_beam_of_the_offline_policy_is_that_of_generate():
+    model, batch = waiting(ends=1.5), speech_batch(LENGTHS)
+    model.set_lagging(None)
+    expected, greedy = ([best[0] for best in generated(model, batch, beam=beam)] for beam in (4, 1))
+    assert written(model, batch, None, 12, "offline", beam=4) == expected != greedy
 
 
 @pytest.mark.parametrize("limit", [1, 3, 5])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from types import ModuleType
 
 from ...support.declared import Option
 from ...support.errors import LeapformerError
-from .policy import ENTRY_POINTS, POLICIES, Policy, find, of_user
+from .policy import ENTRY_POINTS, POLICIES, Draft, Policy, find, of_user
 
 FLAG = "--policy-file"
 
@@ -40,7 +41,7 @@ def load(file: str) -> None:
     module = sys.modules[name] = module_from_spec(spec)  # classes of the file find their module there
     run: Callable[[ModuleType], object] = spec.loader.exec_module
     try:
-        of_user(f"{FLAG} {file}", lambda: run(module))
+        of_user(lambda: run(module), FLAG, str(path))
     except LeapformerError:
         del sys.modules[name]
         raise
@@ -50,6 +51,14 @@ def load_installed() -> None:
     """Load the policies of all installed packages. Raises LeapformerError for those that fail."""
     for point in entry_points(group=ENTRY_POINTS):
         find(point.name)
+
+
+def decide(policy: Policy, draft: Draft) -> None:
+    """Let a policy write. Raises LeapformerError for whatever one of a user raises."""
+    if is_ours(type(policy)):
+        policy.write(draft)
+    else:
+        of_user(lambda: policy.write(draft), f"policy {policy.name!r}", inspect.getfile(type(policy)))
 
 
 def digest(files: Sequence[str]) -> str:

@@ -153,15 +153,18 @@ def register(name: str, *options: Option) -> Callable[[P], P]:
     return add
 
 
-def of_user(what: str, run: Callable[[], object]) -> None:
-    """Run code that a user wrote. Raises LeapformerError, in one line, whatever that raises."""
+def of_user(run: Callable[[], object], what: str, file: str = "") -> None:
+    """Run code that a user wrote. Raises LeapformerError whatever it raises, with the innermost line below `file`."""
     try:
         run()
     except LeapformerError:
         raise
     except Exception as error:
-        line = getattr(error, "lineno", None) or [*walk_tb(error.__traceback__)][-1][1]
-        raise LeapformerError(f"{what}, line {line}: {first_line(error)}") from error
+        lines = [(frame.f_code.co_filename, number) for frame, number in walk_tb(error.__traceback__)]
+        if isinstance(error, SyntaxError):
+            lines.append((error.filename or file, error.lineno or 0))
+        path, number = ([line for line in lines if line[0].startswith(file)] or lines)[-1]
+        raise LeapformerError(f"{what}: {path}, line {number}: {first_line(error)}") from error
 
 
 def find(name: str) -> type[Policy]:
@@ -171,7 +174,7 @@ def find(name: str) -> type[Policy]:
     """
     if name not in POLICIES:
         for point in entry_points(group=ENTRY_POINTS, name=name):
-            of_user(f"policy {name!r} of {point.value}", point.load)
+            of_user(point.load, f"policy {name!r} of {point.value}")
     if name not in POLICIES:
         raise LeapformerError(
             f"--policy {name!r}: {suggestion(name, POLICIES)}choose from {', '.join(POLICIES)}, or give the file of "

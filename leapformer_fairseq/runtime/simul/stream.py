@@ -16,6 +16,7 @@ from ..audio import SAMPLE_RATE
 from ..beam import largest
 from ..cmvn import Cmvn
 from .features import FeatureStream
+from .own import decide
 from .policy import PolicyOptions, Token
 from .silence import SILENCE_DB, Beginning, check_silence
 from .text import EMITTERS, Detokenizer
@@ -240,7 +241,7 @@ class TranslationStream:
         if source_finished and len(last := self.beginning.finish()):
             self._hear(last)
         while self._read(source_finished):
-            self.policy.write(self)
+            decide(self.policy, self)
         if source_finished and self.engine.n_frames:  # at least one window of audio was heard
             self._write_rest()
         return source_finished
@@ -269,7 +270,7 @@ class TranslationStream:
         self.aligned = [max(0, state - n_states) for state in before.aligned[n_tokens:]]
         self.emitter = before.emitter
         self.emitter.forget(n_tokens)
-        self.policy.write(self)
+        decide(self.policy, self)
 
     def fork(self) -> TranslationStream:
         """An independent copy of the current state, to try the effect of other audio."""

@@ -1,0 +1,320 @@
+"""Policies of users: from a file or an installed package, in every command, in the agent, over exported models."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.runtime.simul import Option, Policy, own, policy, register
+from leapformer_fairseq.runtime.simul.exported import ExportedSystem
+from leapformer_fairseq.runtime.simul.policy import PolicyOptions
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions, System, TranslationStream
+from leapformer_fairseq.simul.loading import load_system, with_policy
+from leapformer_fairseq.support.errors import LeapformerError
+from tests.exported import speech as exported_speech
+from tests.scripted import ScriptedSystem, policy_of, sound
+from tests.simul.test_loading import data_root  # noqa: F401  (a fixture)
+from tests.simul.test_simulate import checkpoints, log, simulate, simuleval, test_set  # noqa: F401  (fixtures)
+
+FILE = str(Path(__file__).parents[1] / "policies" / "confident.py")
+CONFIDENT = ["--policy-file", FILE, "--policy", "confident"]
+OPTIONS = DecodingOptions(max_len_b=12)
+
+
+@pytest.fixture(autouse=True)
+def _registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test registers or loads is gone after it."""
+    monkeypatch.setattr(policy, "POLICIES", policies := dict(policy.POLICIES))
+    monkeypatch.setattr(policy, "OPTIONS", dict(policy.OPTIONS))
+    monkeypatch.setattr(own, "POLICIES", policies)
+    loaded = set(sys.modules)
+    yield
+    for name in set(sys.modules) - loaded:
+        if name.startswith("leapformer_own_"):
+            del sys.modules[name]
+
+
+def heard(stream: TranslationStream, samples: np.ndarray, size: int = 4000) -> list[list[int]]:
+    """The tokens after each piece of audio."""
+    found = []
+    for start in range(0, len(samples), size):
+        stream.push(samples[start : start + size])
+        stream.advance(start + size >= len(samples))
+        found.append(stream.engine.tokens)
+    return found
+
+
+# --------------------------------------------------------------------------------------------------- what it is given
+def plainly(system: System, samples: np.ndarray, threshold: float) -> list[list[int]]:
+    """What the example says, with nothing but an engine: `heard` of its stream."""
+    stream = TranslationStream(system, OPTIONS)  # for steps of source
+    stream.policy = Policy.__new__(Policy)
+    stream.policy.write = lambda draft: None  # type: ignore[method-assign]
+    engine, found = stream.engine, []
+    for start in range(0, len(samples), 4000):
+        stream.push(samples[start : start + 4000])
+        while stream._read(final := start + 4000 >= len(samples)):
+            while engine.n_tokens < OPTIONS.max_len_b:
+                before = engine.snapshot()
+                logits = engine.step(stream.n_states).numpy().astype(float)  # type: ignore[attr-defined]
+                logits[list(system.forbidden)] = -np.inf
+                share = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+                if share.argmax() == system.eos or share.max() <= threshold:
+                    engine.restore(before)
+                    break
+                engine.commit(int(share.argmax()))
+        while final and engine.n_tokens < OPTIONS.max_len_b:
+            token = engine.best(stream.n_states, system.forbidden)
+            if token == system.eos:
+                break
+            engine.commit(token)
+        found.append(engine.tokens)
+    return found
+
+
+@pytest.mark.parametrize("model", ["causal", "whole"])
+def test_the_example_writes_what_it_says(checkpoints, data_root, speech, model: str) -> None:  # noqa: F811
+    own.load(FILE)
+    system, delays = load_system(checkpoints[model], data_root, policy=PolicyOptions("offline")), set()
+    for threshold in (0.0, 0.02, 0.05, 0.3, 1.0):
+        this = with_policy(system, PolicyOptions("confident", threshold=threshold))
+        found = heard(TranslationStream(this, OPTIONS), speech(1.7))
+        assert found == plainly(system, speech(1.7), threshold)
+        delays.add(tuple(map(len, found)))
+    assert len(delays) >= 3, "the threshold matters"
+
+
+def test_an_exported_model_knows_the_same_probabilities(speech) -> None:
+    own.load(FILE)
+    system, folder = exported_speech()
+    seen = list[list[float]]()
+
+    class Watched(policy.POLICIES["confident"]):  # type: ignore[name-defined,misc]
+        def write(self, draft: Any) -> None:
+            seen[-1] += [token.probability for token in draft.continuation()]
+            super().write(draft)
+
+    policy.POLICIES["confident"] = Watched
+    for threshold in (0.0, 0.05, 0.1, 1.0):
+        chosen, found = PolicyOptions("confident", threshold=threshold), []
+        for this in (with_policy(system, chosen), ExportedSystem.load(folder.path, chosen)):
+            seen.append([])
+            found.append(heard(TranslationStream(this, OPTIONS), speech(1.87, 3)))
+        assert found[0] == found[1] and found[0][-1]
+        np.testing.assert_allclose(seen[-1], seen[-2], rtol=1e-4)
+    assert 0 < min(seen[-1]) < max(seen[-1]) < 1
+
+
+def test_probabilities_and_attention_are_computed_for_who_asks(checkpoints, data_root, speech) -> None:  # noqa: F811
+    """Only policies with attention let the decoder compose weights, and only beams ask for probabilities."""
+    own.load(FILE)
+    system, asked = load_system(checkpoints["causal"], data_root), dict[str, tuple[bool, bool]]()
+    kinds = {**{name: 1 for name in policy.POLICIES}, "hold-n with a beam": 3}
+    for name, beam in kinds.items():
+        this = with_policy(system, policy_of(name.partition(" ")[0], k=2, align_frames=1))
+        stream = TranslationStream(this, DecodingOptions(max_len_b=12, beam=beam))
+        weights, probabilities = list[bool](), list[int]()
+        stream.engine.step = _watched(stream.engine, weights)  # type: ignore[attr-defined,method-assign]
+        with pytest.MonkeyPatch.context() as patch:
+            kind = type(stream.engine)
+            patch.setattr(kind, "log_probabilities", property(_counted(kind.log_probabilities.fget, probabilities)))
+            heard(stream, speech(1.2))
+        assert weights, "it was decoded"
+        asked[name] = any(weights), bool(probabilities)
+    assert asked == {
+        **dict.fromkeys(kinds, (False, False)),
+        **dict.fromkeys(("alignatt", "edatt"), (True, False)),
+        **dict.fromkeys(("confident", "hold-n with a beam"), (False, True)),
+    }
+
+
+def _watched(engine: Any, weights: list[bool]) -> Any:
+    step = engine.step
+
+    def watched(visible: Any = None, layer: Any = None) -> Any:
+        weights.append(layer is not None)
+        return step(visible, layer)
+
+    return watched
+
+
+def _counted(getter: Any, calls: list[int]) -> Any:
+    def counted(engine: Any) -> Any:
+        compute = getter(engine)
+
+        def counts() -> Any:
+            calls.append(1)
+            return compute()
+
+        return counts
+
+    return counted
+
+
+def test_attention_that_was_not_declared_is_one_line(speech) -> None:
+    @register("curious")
+    class Curious(Policy):
+        def write(self, draft: Any) -> None:
+            draft.write_while(lambda token: token.attention.max() < 1)
+
+    with pytest.raises(LeapformerError, match="policy 'curious'.*declare `attends = True` in the policy"):
+        heard(TranslationStream(ScriptedSystem(PolicyOptions("curious")), OPTIONS), sound(3.0))
+
+
+# ------------------------------------------------------------------------------------------------------- every command
+def test_simulate_the_agent_and_an_interrupted_run(simulate, checkpoints, data_root, test_set, tmp_path) -> None:  # noqa: F811
+    options = [*CONFIDENT, "--source-segment-size", "40", "--max-len-b", "12", "--threshold", "0"]
+    assert simulate(tmp_path / "ours", *options) == 0
+    assert sum(len(set(entry["delays"])) > 1 for entry in log(tmp_path / "ours")) >= 2  # it wrote while it listened
+    simuleval(tmp_path / "theirs", checkpoints["causal"], data_root, *test_set, *options)
+    assert log(tmp_path / "ours") == log(tmp_path / "theirs")
+    assert simulate(tmp_path / "ours", *options) == 0  # nothing to do
+    assert simulate(tmp_path / "ours", *options[:-1], "0.1") == 2
+
+
+@pytest.mark.full
+def test_other_processes_load_the_file_too(simulate, tmp_path) -> None:  # noqa: F811
+    options = [*CONFIDENT, "--max-len-b", "12", "--threshold", "0"]
+    assert simulate(tmp_path / "jobs", *options, "--jobs", "2") == simulate(tmp_path / "ours", *options) == 0
+    assert log(tmp_path / "ours") == log(tmp_path / "jobs")
+
+
+def test_a_changed_file_is_another_simulation(simulate, tmp_path, capsys) -> None:  # noqa: F811
+    mine = tmp_path / "mine.py"
+    mine.write_text(Path(FILE).read_text())
+    options = ["--policy-file", str(mine), "--policy", "confident", "--max-len-b", "2"]
+    assert simulate(tmp_path / "out", *options) == 0
+    mine.write_text(mine.read_text() + "\n# another rule\n")
+    assert simulate(tmp_path / "out", *options) == 2
+    assert "holds a simulation with another policy_file in options" in capsys.readouterr().err
+
+
+def test_a_curve_over_the_option_of_a_policy(checkpoints, data_root, test_set, tmp_path) -> None:  # noqa: F811
+    fixed = ["--checkpoints", str(checkpoints["causal"]), "--data-root", str(data_root), *test_set]
+    fixed += ["--out", str(tmp_path / "curve"), "--limit", "2", "--max-len-b", "6", "--policy-file", FILE]
+    assert main(["curve", *fixed, "--policies", "confident wait-k", "--threshold", "0.02 0.3", "--k", "2"]) == 0
+    rows = json.loads((tmp_path / "curve" / "curve.json").read_text())["rows"]
+    assert [(row["policy"], row["numbers"]) for row in rows] == [
+        ("confident", {"threshold": 0.02}), ("confident", {"threshold": 0.3}), ("wait-k", {"k": 2})
+    ]  # fmt: skip
+    assert rows[0]["AL"] < rows[1]["AL"]
+    assert f"--policy-file {FILE}" in (tmp_path / "curve" / "commands.sh").read_text()
+
+
+def test_stream_with_an_exported_model_alone(speech, tmp_path, capsys) -> None:
+    _, folder = exported_speech()
+    soundfile.write(tmp_path / "talk.wav", speech(3.0), 16_000)
+    texts = []
+    for threshold in ("0", "1"):
+        words = ["stream", str(tmp_path / "talk.wav"), "--checkpoint", str(folder.path), *CONFIDENT]
+        assert main([*words, "--threshold", threshold, "--json", "--no-drafts", "--unit", "char"]) == 0
+        events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        texts.append([(event["text"], event["audio_s"]) for event in events if event.get("text")])
+    assert texts[0][0][1] < texts[1][0][1], "who is never sure writes at the end"
+
+
+def test_help_and_list_tell_of_it(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["simulate", *CONFIDENT, "--help"])
+    assert "--threshold X" in capsys.readouterr().out
+    assert main(["list", "policies", "--policy-file", FILE]) == 0
+    printed = capsys.readouterr().out
+    assert "confident\n  Write while the probability" in printed and "--threshold (float; default: 0.8)" in printed
+
+
+def test_an_installed_package_brings_a_policy(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:
+    (tmp_path / "brought.py").write_text(Path(FILE).read_text().replace('"confident"', '"brought"'))
+    monkeypatch.syspath_prepend(tmp_path)
+    point = EntryPoint("brought", "brought:Confident", policy.ENTRY_POINTS)
+    monkeypatch.setattr(policy, "entry_points", lambda group, name: [point] if name == point.name else [])
+    assert [option.flag for option in own.options(["stream", "--policy", "brought"])] == ["--threshold"]
+    assert PolicyOptions("brought", threshold=0.5).make().chosen.threshold == 0.5
+
+
+def test_a_folder_is_a_package(tmp_path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "rule.py").write_text(Path(FILE).read_text())
+    (folder / "__init__.py").write_text("from .rule import Confident\n")
+    own.load(str(folder))
+    own.load(str(folder))  # once in a process
+    assert PolicyOptions("confident").threshold == 0.8
+    before = own.digest([str(folder)])
+    (folder / "rule.py").write_text("")
+    assert own.digest([str(folder)]) != before
+
+
+# ------------------------------------------------------------------------------------------------------------ mistakes
+BEGIN = "from leapformer_fairseq.runtime.simul import Option, Policy, register\n"
+MISTAKES = {
+    "def :": ["mine.py, line 2: SyntaxError: invalid syntax"],
+    "import nothing_such": ["mine.py, line 2: ModuleNotFoundError: No module named 'nothing_such'"],
+    "1 / 0": ["mine.py, line 2: ZeroDivisionError: division by zero"],
+    "register('wait-k')(type('Mine', (Policy,), {}))": ["policy 'wait-k' is already registered by", "; rename it"],
+    "register('mine', Option('hold', 3, ''))(type('Mine', (Policy,), {}))": ["option 'hold' of policy 'mine' differs"],
+    "register('mine', Option('json', 3, ''))(type('Mine', (Policy,), {}))": ["--json: the command has such an option"],
+    "register('other')(type('Mine', (Policy,), {}))": [
+        "--policy 'mine': choose from wait-k",
+        ", offline, other, or give",
+    ],
+    "register('mine', Option('sure', 0.5, '', most=1))(type('Mine', (Policy,), {}))": ["--sure 2.0: give at most 1"],
+}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_is_one_line(line: str, tmp_path, capsys) -> None:
+    (tmp_path / "mine.py").write_text(f"{BEGIN}{line}\n")
+    (tmp_path / "talk.wav").write_bytes(b"")
+    soundfile.write(tmp_path / "talk.wav", np.zeros(16_000), 16_000)
+    _, folder = exported_speech()
+    words = ["stream", str(tmp_path / "talk.wav"), "--checkpoint", str(folder.path), "--policy", "mine"]
+    words += ["--policy-file", str(tmp_path / "mine.py"), *(["--sure", "2"] if "sure" in line else [])]
+    assert main(words) == 2
+    (found,) = capsys.readouterr().err.strip().splitlines()
+    for part in MISTAKES[line]:
+        assert part in found
+
+
+def test_files_that_are_none(tmp_path, capsys) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text.txt").write_text("")
+    for name, reason in (("gone.py", "no file"), ("folder", "__init__.py; give"), ("text.txt", "no Python file")):
+        assert main(["stream", "-", "--checkpoint", "x", "--policy-file", str(tmp_path / name)]) == 2
+        assert reason in capsys.readouterr().err
+
+
+def test_an_error_in_a_policy_names_its_place(speech, tmp_path, capsys) -> None:
+    (tmp_path / "mine.py").write_text(
+        f"{BEGIN}@register('mine')\nclass Mine(Policy):\n    def write(self, draft):\n        draft.shout()\n"
+    )
+    soundfile.write(tmp_path / "talk.wav", speech(1.5), 16_000)
+    words = ["stream", str(tmp_path / "talk.wav"), "--checkpoint", str(exported_speech()[1].path)]
+    assert main([*words, "--policy", "mine", "--policy-file", str(tmp_path / "mine.py")]) != 0
+    assert f"{tmp_path / 'mine.py'}, line 5" in capsys.readouterr().err
+
+
+def test_data_never_names_code(tmp_path) -> None:
+    """What a folder says of policies is not read: only a command line names files."""
+    _, folder = exported_speech()
+    (tmp_path / "evil.py").write_text("raise SystemExit('it ran')\n")
+    for file in folder.path.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    assert ExportedSystem.load(folder.path, PolicyOptions("offline")).policy.name == "offline"
+    with pytest.raises(LeapformerError, match="choose from wait-k"):
+        PolicyOptions(str(tmp_path / "evil"))
+
+
+def test_an_option_of_another_type_is_refused() -> None:
+    register("typed", Option("often", None, "typed: how often", kind=int, least=1))(type("Typed", (Policy,), {}))
+    assert PolicyOptions("typed").often is None and PolicyOptions("typed", often=3).often == 3
+    with pytest.raises(LeapformerError, match="--often 'x': give a number"):
+        PolicyOptions("typed", often="x")
