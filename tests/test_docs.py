@@ -28,6 +28,13 @@ def test_the_examples_of_adding_a_mechanism_are_the_tested_ones():
     assert len(examples) == 3 and toys.issuperset(examples)
 
 
+def test_the_examples_of_adding_a_policy_are_the_tested_ones():
+    page = (ROOT / "docs/adding_a_policy.md").read_text(encoding="utf-8")
+    policies = {path.read_text(encoding="utf-8") for path in (ROOT / "tests/policies").glob("*.py")}
+    examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(examples) == 2 and policies.issuperset(examples)
+
+
 def test_the_library_example_of_the_readme_runs():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)

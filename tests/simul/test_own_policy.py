@@ -23,6 +23,7 @@ from leapformer_fairseq.support.errors import LeapformerError
 from tests.exported import speech as exported_speech
 from tests.scripted import ScriptedSystem, policy_of, sound
 from tests.simul.test_loading import data_root  # noqa: F401  (a fixture)
+from tests.simul.test_policy import ScriptedDraft, play
 from tests.simul.test_simulate import checkpoints, log, simulate, simuleval, test_set  # noqa: F401  (fixtures)
 
 FILE = str(Path(__file__).parents[1] / "policies" / "confident.py")
@@ -168,6 +169,13 @@ def test_attention_that_was_not_declared_is_one_line(speech) -> None:
 
     with pytest.raises(LeapformerError, match="policy 'curious'.*declare `attends = True` in the policy"):
         heard(TranslationStream(ScriptedSystem(PolicyOptions("curious")), OPTIONS), sound(3.0))
+
+
+def test_the_second_example_waits_for_agreement_and_for_what_is_being_said() -> None:
+    own.load(str(Path(FILE).with_name("steady.py")))
+    draft = ScriptedDraft([[1, 2, 3, 5], [1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 3, 4]], states=[0, 1, 6, 7])
+    play(PolicyOptions("steady", newest=2).make(), draft)  # 4, 8, 12, 16 states
+    assert draft.tokens == [1, 2, 3, 4] and draft.steps_of == [2, 2, 3, 3]
 
 
 # ------------------------------------------------------------------------------------------------------- every command
