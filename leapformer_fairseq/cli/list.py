@@ -1,4 +1,4 @@
-"""`leapformer list`: attention mechanisms, the options of one, our models, tasks, criterions, and policies."""
+"""`leapformer list`: attention mechanisms and their options, our models, tasks, criterions, policies."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_a_browser_is_opened_where_there_is_a_screen(tmp_path):
     ("words", "message"),
     [
         (["no.wav"], "no audio file at no.wav"),
-        (["--waitk-lagging", "0"], "wait-k needs k >= 1, got 0"),
+        (["--waitk-lagging", "0"], "--waitk-lagging 0: give at least 1"),
         (["talk.wav", "--page"], "--page: choose talk.wav on the page"),
         (["--page", "--port", "70000"], "--port 70000: give 1 to 65535"),
         (["music.wav"], "is sampled at 44100 Hz, 16000 Hz is needed; resample it, e.g. `sox"),
