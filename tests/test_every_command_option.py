@@ -492,7 +492,7 @@ BROWSER: dict[str, tuple[list[str], set[str]]] = {
     "--onnxruntime-web": (["--onnxruntime-web", "elsewhere"], {"files"}),
     **{option: SERVE[option] for option in ("--host", "--port", "--token", "--allow-host", "--open", "--title")},
 }
-OF_SESSIONS = {*ARRIVES, "--checkpoint", "--sentence-ends"}
+OF_SESSIONS = {*ARRIVES, "--checkpoint", "--sentence-ends", "--policy-file"}
 
 
 @pytest.fixture
@@ -595,8 +595,12 @@ def test_every_option_of_a_session_arrives_at_the_server_and_in_the_browser(
     before, after = serve(*more), serve(*more, f"{option}={value}")
     assert before["status"] == after["status"] == 0, after["err"]
     assert "session" in changed(before, after) or option == "--num-threads", option  # as of `open_system`
+    more = [] if option == "--policy" else more
     before, after = serve("--in-browser", *more), serve("--in-browser", *more, f"{option}={value}")
-    if option in ("--carry", "--num-threads"):
+    if more[:1] == ["--policy"] and more[1] not in served_files.POLICIES:
+        assert before["status"] == 2 and f"--policy {more[1]}" in before["err"]
+        return
+    if option in ("--carry", "--num-threads", "--beam"):
         assert after["status"] == 2 and option in after["err"]
     else:
         assert after["page"]["local"] != before["page"]["local"], option

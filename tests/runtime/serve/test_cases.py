@@ -10,11 +10,18 @@ from pathlib import Path
 import pytest
 
 from leapformer_fairseq.runtime import serve
+from leapformer_fairseq.runtime.serve.files import POLICIES
 
 from .cases import FOLDER, KINDS, content
 
 PAGE = Path(serve.__file__).parent / "page"
 NODE = shutil.which("node")
+
+
+def test_the_server_knows_which_policies_the_page_has() -> None:
+    script = (PAGE / "local/policy.js").read_text(encoding="utf-8")
+    table = script.partition("export const POLICIES = {")[2].partition("}")[0]
+    assert tuple(entry.partition(":")[0].strip(' "') for entry in table.split(",")) == POLICIES
 
 
 @pytest.mark.parametrize("kind", KINDS)
