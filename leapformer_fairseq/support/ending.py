@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import __version__
-from .errors import TRACEBACK, LeapformerError, first_line, frames, one_line
+from .errors import TRACEBACK, LeapformerError, first_line, frames, one_line, suggestion
 
 FLAG = "--traceback"
 USERS_ERROR, DEFECT, INTERRUPTED, NOBODY_READS = 2, 1, 128 + signal.SIGINT, 128 + signal.SIGPIPE
@@ -36,7 +36,8 @@ class Parser(argparse.ArgumentParser):
         """As always, but a sub-command names itself when it refuses words, and not the program."""
         known, unknown = super().parse_known_args(args, namespace)
         if unknown and " " in self.prog:
-            self.error(f"unrecognized arguments: {shlex.join(unknown)}")
+            near = suggestion(unknown[0].partition("=")[0], self._option_string_actions).strip()
+            self.error(f"unrecognized arguments: {shlex.join(unknown)}{f' ({near})' if near else ''}")
         return known, unknown
 
     def error(self, message: str) -> NoReturn:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -228,6 +229,20 @@ def test_stream_with_an_exported_model_alone(speech, tmp_path, capsys) -> None:
         events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         texts.append([(event["text"], event["audio_s"]) for event in events if event.get("text")])
     assert texts[0][0][1] < texts[1][0][1], "who is never sure writes at the end"
+
+
+def test_simulstream_takes_it_by_its_configuration() -> None:
+    pytest.importorskip("simulstream")
+    from leapformer_fairseq.runtime.simul.options import policy_options
+    from leapformer_fairseq.simul.simulstream_processor import _arguments
+
+    given = {"checkpoint": "x", "policy": "confident", "policy_file": FILE, "threshold": 0.3}
+    assert policy_options(_arguments(SimpleNamespace(**given))) == PolicyOptions("confident", threshold=0.3)
+
+
+def test_a_mistyped_option_is_recognised(capsys) -> None:
+    assert main(["stream", "-", "--checkpoint", "x", *CONFIDENT, "--treshold", "0.5"]) == 2
+    assert "--treshold 0.5 (did you mean --threshold" in capsys.readouterr().err
 
 
 def test_help_and_list_tell_of_it(capsys) -> None:
