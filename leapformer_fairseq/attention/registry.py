@@ -9,7 +9,7 @@ from ..support.declared import checked, enroll
 from ..support.errors import LeapformerError, suggestion
 from .capabilities import BLOCKS
 from .mechanism import Mechanism
-from .options import Option
+from .options import Option, in_library
 
 MECHANISMS: dict[str, type[Mechanism]] = {}
 OPTIONS: dict[str, Option] = {}
@@ -57,8 +57,17 @@ def build(
     (default: that of all heads). `options` that are not given take their defaults. Raises LeapformerError for an
     unknown name, block or option, and for a value that is not allowed.
     """
+    try:
+        return create(name, head_dim, num_heads, dropout=dropout, block=block, input_dim=input_dim, **options)
+    except LeapformerError as error:
+        raise LeapformerError(in_library(str(error), OPTIONS.values())) from error
+
+
+def create(name: str, head_dim: int, num_heads: int, *, block: str | None = None, **given: Any) -> Mechanism:
+    """`build` for a model of fairseq: messages name options by their flags."""
     cls = find(name)
     if block is not None and block not in BLOCKS:
         raise LeapformerError(f"block {block!r} is unknown; choose from: {', '.join(BLOCKS)}, or None")
-    checked("mechanism", name, cls.options, options)
-    return cls(head_dim, num_heads, dropout=dropout, block=block, input_dim=input_dim, **options)
+    ours = {option: value for option, value in given.items() if option not in ("dropout", "input_dim")}
+    checked("mechanism", name, cls.options, ours)
+    return cls(head_dim, num_heads, block=block, **given)
