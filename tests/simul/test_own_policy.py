@@ -33,13 +33,14 @@ OPTIONS = DecodingOptions(max_len_b=12)
 
 
 @pytest.fixture(autouse=True)
-def _registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _registry() -> Iterator[None]:
     """What a test registers or loads is gone after it."""
-    monkeypatch.setattr(policy, "POLICIES", policies := dict(policy.POLICIES))
-    monkeypatch.setattr(policy, "OPTIONS", dict(policy.OPTIONS))
-    monkeypatch.setattr(own, "POLICIES", policies)
+    kept = [(registry, dict(registry)) for registry in (policy.POLICIES, policy.OPTIONS)]
     loaded = set(sys.modules)
     yield
+    for registry, before in kept:
+        registry.clear()
+        registry.update(before)
     for name in set(sys.modules) - loaded:
         if name.startswith("leapformer_own_"):
             del sys.modules[name]
