@@ -53,7 +53,8 @@ def _lines_of(name: str) -> Iterator[str]:
     if name in families:
         return family_page(families[name])
     names = [*MECHANISMS, *families, *KINDS]
-    raise LeapformerError(f"list knows no {name!r}; {suggestion(name, names)}`leapformer list` shows all mechanisms")
+    near = suggestion(name, names)
+    raise LeapformerError(f"list knows no {name!r}; {near}`leapformer list` shows all; --user-dir FOLDER adds your own")
 
 
 # ---------------------------------------------------------------------------------------------------------- mechanisms

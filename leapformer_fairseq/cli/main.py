@@ -8,9 +8,9 @@ import logging
 import sys
 from importlib.abc import SourceLoader
 
-from .. import __version__
+from .. import __version__, register
 from ..compat.errors_explained import explained
-from ..support import ending
+from ..support import ending, user_dir
 from ..support.errors import LeapformerError, suggestion
 from ..support.options import add_command, call, described
 from . import fairseq_commands
@@ -43,6 +43,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
+    with user_dir.taken(argv) as words:
+        return _run(words)
+
+
+def _run(argv: list[str]) -> int:
     logging.raiseExceptions = False  # a log that cannot be written is no reason for a traceback
     command = argv[0] if argv else None
     if command in fairseq_commands.COMMANDS:
@@ -56,6 +61,8 @@ def _dispatch(argv: list[str]) -> int:
     if not command.startswith("-") and command not in COMMANDS:
         near = suggestion(command, [*COMMANDS, *fairseq_commands.COMMANDS])
         raise LeapformerError(f"there is no command {command!r}; {near}`leapformer --help` shows all")
+    if user_dir.given():
+        register()
     args = build_parser(command).parse_args(argv)
     return call(args)
 
@@ -85,6 +92,7 @@ class _Overview(ending.Parser):
         lines = ["Linear attention for sequence generation with fairseq.", "", "usage: leapformer COMMAND ..."]
         lines += ["       leapformer COMMAND --help tells the options of a command, --version the version,"]
         lines += [f"       {ending.FLAG} shows where in the code a command failed"]
+        lines += [f"       {user_dir.FLAG} FOLDER gives attention mechanisms of your own to any command"]
         for title, group in GROUPS.items():
             lines.append(f"{title}:")
             lines += [f"  {name:14} {_summary(COMMANDS[name])}" for name in group]

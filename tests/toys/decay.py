@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leapformer_fairseq.attention import Mask, Mechanism, State, TokenInfo, register
-from leapformer_fairseq.attention.ops.linear import append_ones
-from leapformer_fairseq.attention.ops.precision import accumulated, in_float32
+from leapformer_fairseq.attention.ops import accumulated, append_ones, in_float32
 
 
 @dataclass
