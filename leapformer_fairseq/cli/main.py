@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import logging
 import sys
+from contextlib import ExitStack
 from importlib.abc import SourceLoader
 
 from .. import __version__, register
@@ -30,6 +31,7 @@ GROUPS = {
     "Experiments": ("study", "ablate", "linearize", "probe", "lra", "sparsefinder", "bench"),
     "Results": ("score", "score-speech", "eval-stream", "compare", "table", "report", "plot", "maps"),
     "fairseq": ("average", "user-dir"),
+    "Mechanisms of your own (see --user-dir)": ("check-mechanism",),
 }
 #: name -> module
 COMMANDS = {name: name.replace("-", "_") for names in GROUPS.values() for name in names}
@@ -39,15 +41,13 @@ COMMANDS["demo"] = ".runtime.commands.demo"
 def main(argv: list[str] | None = None) -> int:
     """Run one sub-command and return its exit status, which `ending.status_of` tells of."""
     words, shown = ending.without_flag(sys.argv[1:] if argv is None else argv)
-    return ending.status_of(lambda: _dispatch(words), explained, words, shown, "leapformer")
+    with ExitStack() as stack:  # an error may be one of the user's folder
+        return ending.status_of(
+            lambda: _dispatch(stack.enter_context(user_dir.taken(words))), explained, words, shown, "leapformer"
+        )
 
 
 def _dispatch(argv: list[str]) -> int:
-    with user_dir.taken(argv) as words:
-        return _run(words)
-
-
-def _run(argv: list[str]) -> int:
     logging.raiseExceptions = False  # a log that cannot be written is no reason for a traceback
     command = argv[0] if argv else None
     if command in fairseq_commands.COMMANDS:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .. import PLUGIN_DIR
 from ..support import user_dir
-from ..support.errors import LeapformerError, first_line, frames
+from ..support.errors import LeapformerError, first_line, place_in
 from .errors_explained import print_in_one_line
 from .patches import apply
 
@@ -83,6 +83,4 @@ def _reason(error: BaseException, folder: Path) -> str:
         return f"another module is called {folder.name}, of {getattr(other, '__file__', 'Python')}; rename the folder"
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}: {error.msg}"
-    inside = [frame for frame in frames(error) if Path(frame.f_code.co_filename).is_relative_to(folder)]
-    where = f"{inside[0].f_code.co_filename}, line {inside[0].f_lineno}: " if inside else ""
-    return where + (str(error) if isinstance(error, LeapformerError) else first_line(error))
+    return place_in(folder, error) + (str(error) if isinstance(error, LeapformerError) else first_line(error))
