@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from leapformer_fairseq.attention import CAUSAL, Mechanism, TokenInfo, build, registry
+from leapformer_fairseq.attention import CAUSAL, Mechanism, TokenInfo, registry
 from leapformer_fairseq.support import user_dir
 
 from . import covering
@@ -75,21 +76,21 @@ class Operations(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_a_decay_that_depends_on_the_data_takes_few_operations(monkeypatch):
-    for name in ("MECHANISMS", "OPTIONS"):
-        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
-    from .toys.gate import Gated
-
-    registry.MECHANISMS.setdefault("toy-gate", Gated)  # imported before
-    gated = build("toy-gate", 8, 2)
+@pytest.mark.parametrize("name", ["gate", "decay"])
+def test_a_scan_of_the_shared_operators_takes_few_operations(name, monkeypatch):
+    """As the page says: their number hardly depends on that of the tokens."""
+    for registered in ("MECHANISMS", "OPTIONS"):
+        monkeypatch.setattr(registry, registered, dict(getattr(registry, registered)))
+    module = importlib.import_module(f".toys.{name}", __package__)
+    mechanism = getattr(module, {"gate": "Gated", "decay": "Decay"}[name])(8, 2)
     counts = []
     for tokens in (300, 600):
         q, k, v = (torch.randn(2, 2, tokens, 8) for _ in range(3))
         about = replace(TokenInfo.whole(tokens), inputs=torch.randn(2, tokens, 16))
         with torch.no_grad(), Operations() as in_chunks:
-            out = gated(q, k, v, query=about, key=about, mask=CAUSAL)
+            out = mechanism(q, k, v, query=about, key=about, mask=CAUSAL)
         with torch.no_grad(), Operations() as one_by_one:
-            expected, _ = Mechanism.scan(gated, gated.init_state(2, 8, k), q, k, v, about, about)
+            expected, _ = Mechanism.scan(mechanism, mechanism.init_state(2, 8, k), q, k, v, about, about)
         torch.testing.assert_close(out, expected)
         counts.append((in_chunks.count, one_by_one.count))
     assert counts[0][0] < 150 and counts[1][0] < 1.3 * counts[0][0] and counts[0][1] > 30 * counts[0][0], counts

@@ -12,7 +12,7 @@ from .decoding.step import Step
 from .kernels import Kernel, LinearKernel, PackedKernel, Projections, Reading, RecurrentKernel, SlotKernel
 from .linear.base import NORMALIZER_FLOOR, Features, LinearMechanism, LinearState
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
-from .mechanism import Mechanism, State
+from .mechanism import Mechanism, State, shown
 from .ops.recurrent import Written
 from .options import Option
 from .positions import sinusoids
@@ -59,6 +59,7 @@ __all__ = [
     "build",
     "find",
     "register",
+    "shown",
     "sinusoids",
     "step_of",
 ]

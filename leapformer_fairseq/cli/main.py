@@ -28,10 +28,9 @@ GROUPS = {
         "tts",
         "export",
     ),
-    "Experiments": ("study", "ablate", "linearize", "probe", "lra", "sparsefinder", "bench"),
+    "Experiments": ("study", "ablate", "linearize", "probe", "lra", "sparsefinder", "bench", "check-mechanism"),
     "Results": ("score", "score-speech", "eval-stream", "compare", "table", "report", "plot", "maps"),
     "fairseq": ("average", "user-dir"),
-    "Mechanisms of your own (see --user-dir)": ("check-mechanism",),
 }
 #: name -> module
 COMMANDS = {name: name.replace("-", "_") for names in GROUPS.values() for name in names}
@@ -95,9 +94,9 @@ class _Overview(ending.Parser):
         lines += [f"       {user_dir.FLAG} FOLDER gives attention mechanisms of your own to any command"]
         for title, group in GROUPS.items():
             lines.append(f"{title}:")
-            lines += [f"  {name:14} {_summary(COMMANDS[name])}" for name in group]
+            lines += [f"  {name:15} {_summary(COMMANDS[name])}" for name in group]
         names = ", ".join(fairseq_commands.COMMANDS)
-        return "\n".join([*lines, f"  {names}:", f"  {'':14} as fairseq-train, ... with our models"]) + "\n"
+        return "\n".join([*lines, f"  {names}:", f"  {'':15} as fairseq-train, ... with our models"]) + "\n"
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 MECHANISMS = {**REGISTERED, **{name: REGISTERED[of] for name, (of, _) in {**VARIANTS, **ENCODERS}.items()}}
 NAMES = sorted({*REGISTERED, *VARIANTS})
+# those whose formulas the tests know: not those of a user's folder
+OURS = {name for name in NAMES if MECHANISMS[name].__module__.startswith("leapformer_fairseq.")}
 RECURRENT = [name for name in NAMES if issubclass(MECHANISMS[name], RecurrentMechanism)]
 LINEAR = [name for name in NAMES if issubclass(MECHANISMS[name], LinearMechanism) and name not in RECURRENT]
 BOUNDED = [name for name in NAMES if name.startswith("abc-")]
