@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from leapformer_fairseq import attention
 from leapformer_fairseq.attention import CAUSAL, MECHANISMS, TokenInfo, build
 from leapformer_fairseq.cli import fairseq_commands
 from leapformer_fairseq.cli.main import COMMANDS
@@ -25,7 +26,19 @@ def test_the_examples_of_adding_a_mechanism_are_the_tested_ones():
     page = (ROOT / "docs/adding_a_mechanism.md").read_text(encoding="utf-8")
     toys = {path.read_text(encoding="utf-8") for path in (ROOT / "tests/toys").glob("*.py")}
     examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(examples) == 3 and toys.issuperset(examples)
+    assert len(examples) == 4 and toys.issuperset(examples)
+
+
+def test_the_page_of_mechanisms_lists_all_that_one_may_import_and_its_examples_import_nothing_else():
+    page = (ROOT / "docs/adding_a_mechanism.md").read_text(encoding="utf-8")
+    table = page.partition("## What you may import")[2].partition("\n## ")[0]
+    for module in (attention, attention.ops):
+        rows = table.partition(f"| from `{module.__name__}` |")[2].partition("\n\n")[0]
+        listed = {name for row in rows.splitlines()[2:] for name in re.findall(r"`(\w+)", row.split("|")[1])}
+        assert listed >= set(module.__all__) - {"OPTIONS"}, module
+    for toy in (ROOT / "tests/toys").glob("*.py"):
+        modules = set(re.findall(r"from (leapformer_fairseq\S*) import", toy.read_text(encoding="utf-8")))
+        assert modules <= {attention.__name__, attention.ops.__name__}, toy
 
 
 def test_the_library_example_of_the_readme_runs():

@@ -23,7 +23,7 @@ from . import covering
 TESTS = Path(__file__).parent
 TOYS = sorted(path for path in (TESTS / "toys").glob("*.py") if path.stem != "__init__")
 # parity with gradients, padding, masks, prompts and steps; fairseq's contract and checkpoints; beam search; streaming
-PARITY = [f"attention/test_{about}.py" for about in ("forms", "causality", "chunks")]
+PARITY = [f"attention/test_{about}.py" for about in ("forms", "causality", "chunks", "recurrent", "fuzz")]
 SUITES = ["modules/test_attention.py", "models/test_nmt.py", *PARITY]
 if covering.whole_products:
     SUITES = ["attention", "modules", *(f"models/test_{model}.py" for model in ("nmt", "lm", "streaming_encoder"))]

@@ -156,8 +156,9 @@ def test(name: str, tests: Path, quick: bool) -> Outcome:
             if done := re.search(r"\[ *(\d+)%\]$", lines[-1]):
                 watch(int(done[1]), 100)
         if process.wait() not in (0, 1):
-            last = next((line for line in reversed(lines) if line.startswith(("E  ", "ERROR"))), "".join(lines[-1:]))
-            raise LeapformerError(f"the tests cannot be run: {last[:300]}; `{shlex.join(command)}` shows more")
+            said = [line[1:].strip() for line in lines if line.startswith("E ")] or [*lines[-1:], ""]
+            reason = said[0].rpartition("Error: ")[2][:300]
+            raise LeapformerError(f"the tests cannot be run: {reason}; `{shlex.join(command)}` shows more")
         return _outcome(ElementTree.parse(report.name).getroot())
 
 

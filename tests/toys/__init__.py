@@ -3,4 +3,4 @@
 They are what "Adding a mechanism" (docs) shows, and a test of the core; see test_toys.py.
 """
 
-from . import buckets, cubic, decay, delta, gate, slots  # noqa: F401  (each registers its mechanism)
+from . import buckets, cubic, decay, delta, fade, gate, slots  # noqa: F401  (each registers its mechanism)
