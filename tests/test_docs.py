@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pkgutil
 import re
 import subprocess
@@ -26,7 +27,7 @@ def test_the_examples_of_adding_a_mechanism_are_the_tested_ones():
     page = (ROOT / "docs/adding_a_mechanism.md").read_text(encoding="utf-8")
     toys = {path.read_text(encoding="utf-8") for path in (ROOT / "tests/toys").glob("*.py")}
     examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(examples) == 4 and toys.issuperset(examples)
+    assert len(examples) == 5 and toys.issuperset(examples)
 
 
 def test_the_page_of_mechanisms_lists_all_that_one_may_import_and_its_examples_import_nothing_else():
@@ -39,6 +40,28 @@ def test_the_page_of_mechanisms_lists_all_that_one_may_import_and_its_examples_i
     for toy in (ROOT / "tests/toys").glob("*.py"):
         modules = set(re.findall(r"from (leapformer_fairseq\S*) import", toy.read_text(encoding="utf-8")))
         assert modules <= {attention.__name__, attention.ops.__name__}, toy
+
+
+@pytest.mark.full
+def test_the_commands_of_the_page_of_mechanisms_run_in_an_empty_folder(tmp_path):
+    page = (
+        (ROOT / "docs/adding_a_mechanism.md").read_text(encoding="utf-8").partition("\n## How the folder is found")[0]
+    )
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (first, *commands), (example,) = ([text for kind, text in blocks if kind == wanted] for wanted in ("", "python"))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def typed(text):
+        command = ["bash", "-e", "-o", "pipefail", "-c", text]
+        ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+        assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
+
+    typed(first)
+    (tmp_path / "my_attention" / "cubic.py").write_text(example, encoding="utf-8")
+    for text in commands:
+        typed(text)
+    assert (tmp_path / "exported" / "model.json").is_file()
 
 
 def test_the_library_example_of_the_readme_runs():

@@ -35,12 +35,14 @@ def taken(words: Sequence[str]) -> Iterator[list[str]]:
         if name != FLAG:
             rest.append(word)
         elif folder := value if equals else next(left, ""):
-            folders += [] if _is_ours(folder) else [os.path.abspath(folder) if Path(folder).exists() else folder]
+            folders += [] if _is_ours(folder) else [folder]
         else:
             raise LeapformerError(f"{FLAG} needs a folder, as in {FLAG} my_attention")
     if len({*folders}) > 1:
         raise LeapformerError(f"{FLAG} is given twice, {' and '.join(folders)}; let one folder import the other")
-    with _set_to(folders[0] if folders else given()):
+    folder = folders[0] if folders else given()
+    # A process that is started may be in another place; what does not exist here may be below fairseq's own folder.
+    with _set_to(os.path.abspath(folder) if folder and Path(folder).exists() else folder):
         yield rest
 
 

@@ -167,5 +167,8 @@ def test_a_relative_folder_is_that_of_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with user_dir.taken(["--user-dir", "mine"]):
         assert user_dir.given() == str(tmp_path / "mine")
+    monkeypatch.setenv(user_dir.VARIABLE, "mine")
+    with user_dir.taken([]):
+        assert user_dir.given() == str(tmp_path / "mine")
     with pytest.raises(LeapformerError, match="needs a folder"), user_dir.taken(["--user-dir="]):
         pass
