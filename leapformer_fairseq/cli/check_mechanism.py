@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -124,11 +124,12 @@ def _means(name: str) -> dict[str, str | None]:
     mechanism = build(name, 16, 2, block=BLOCKS[1] if BLOCKS[1] in _blocks(name) else None, input_dim=32)
     about, kind = mechanism.capabilities, type(mechanism)
     together = any(getattr(kind, method) is not getattr(Mechanism, method) for method in ("scan", "_segment"))
-    grows = "its state grows with the text" if not about.constant_state else None
-    carries = "graphs do not hand a carry on to the next layer" if about.carry_width is not None else None
+    grows = "" if about.constant_state else "its state grows with the text"
+    carries = "" if about.carry_width is None else "graphs do not hand a carry on to the next layer"
+    waits = "" if about.incremental else "no decoder can write with it token by token"
     return {
         "many tokens at once": None if together else "token by token; derive from a base class, or override `scan`",
-        "`leapformer export`, as a decoder": None if about.incremental and not (grows or carries) else grows or carries,
+        "`leapformer export`, as a decoder": waits or grows or carries or None,
         "the decoding step in C": None if mechanism.kernel() else "in PyTorch instead; `kernel` would describe it",
     }
 
@@ -143,22 +144,26 @@ def test(name: str, tests: Path, quick: bool) -> Outcome:
     """Run the tests of all mechanisms for this one. Raises LeapformerError if they cannot be run."""
     suites = [str(tests / suite) for suite in (QUICK if quick else SUITES)]
     with tempfile.NamedTemporaryFile(suffix=".xml") as report, progress(name, "%") as watch:
-        command = [sys.executable, "-m", "pytest", "-v", *_FLAGS, "-n", "0", "--tb=short", f"--junitxml={report.name}"]
+        command = [sys.executable, "-m", "pytest", "-v", *_FLAGS, "-n", "0", "--tb=short"]
         command += ["--mechanism", name, *([] if quick else ["--all"]), *suites]
         paths = [str(tests.parent), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         process = subprocess.Popen(
-            command, cwd=tests.parent, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [*command, f"--junitxml={report.name}"],
+            cwd=tests.parent,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
-        lines = list[str]()
+        output = ""
         for line in process.stdout or ():
-            lines.append(line.rstrip())
-            if done := re.search(r"\[ *(\d+)%\]$", lines[-1]):
+            output += line
+            if done := re.search(r"\[ *(\d+)%\]$", line):
                 watch(int(done[1]), 100)
         if process.wait() not in (0, 1):
-            said = [line[1:].strip() for line in lines if line.startswith("E ")] or [*lines[-1:], ""]
-            reason = said[0].rpartition("Error: ")[2][:300]
-            raise LeapformerError(f"the tests cannot be run: {reason}; `{shlex.join(command)}` shows more")
+            reason = (_said(output) or [output.strip()])[0].replace("LeapformerError: ", "")[-300:]
+            raise LeapformerError(f"the tests cannot be run: {reason}; to see more, {_again(command, tests)}")
         return _outcome(ElementTree.parse(report.name).getroot())
 
 
@@ -167,11 +172,23 @@ def _outcome(report: ElementTree.Element) -> Outcome:
     passed, failures = 0, list[Failure]()
     for case in report.iter("testcase"):
         if (reason := next((part for part in case if part.tag in ("failure", "error")), None)) is not None:
-            said = [line[1:].strip() for line in (reason.text or "").splitlines() if line.startswith("E ")]
-            failures.append(Failure(_place(case), said or [reason.get("message", "")]))
+            failures.append(Failure(_place(case), _said(reason.text or "") or [reason.get("message", "")]))
         elif case.find("skipped") is None:
             passed += 1
     return Outcome(passed, failures)
+
+
+def _said(output: str) -> list[str]:
+    """The lines of pytest's output that say what is wrong, the first with the last line of the user's folder."""
+    lines = re.findall(r"^E +(.*\S)", output, re.MULTILINE)
+    name = Path(user_dir.given()).name
+    if (
+        lines
+        and name
+        and (places := re.findall(rf"\b({re.escape(name)}/\S+\.py):(\d+): in ", output.partition("\nE ")[0]))
+    ):
+        lines[0] = f"{places[-1][0]}, line {places[-1][1]}: {lines[0]}"
+    return lines
 
 
 def _place(case: ElementTree.Element) -> str:
@@ -188,6 +205,10 @@ def first_failure(outcome: Outcome, tests: Path) -> Iterator[str]:
     words = re.sub(r"\[.*", "", place.rpartition("::")[2]).removeprefix("test_").replace("_", " ")
     yield f"the first failure: {words}"
     yield from (f"  {line}" for line in reason[:6])
-    flags = ["-q", *_FLAGS[2:], "--all"]
-    again = ["env", f"{user_dir.VARIABLE}={user_dir.given()}", sys.executable, "-m", "pytest", *flags, place]
-    yield f"repeat it with: cd {shlex.quote(str(tests.parent))}; {shlex.join(again)}"
+    yield "repeat it with: " + _again([sys.executable, "-m", "pytest", "-q", *_FLAGS[2:], "--all", place], tests)
+
+
+def _again(command: Sequence[str], tests: Path) -> str:
+    """What to type to run pytest as it was run here."""
+    program, *words = command
+    return f"cd {shlex.quote(str(tests.parent))}; {shlex.join(user_dir.typed(program, words))}"

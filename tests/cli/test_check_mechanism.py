@@ -11,6 +11,7 @@ import pytest
 from leapformer_fairseq.cli import check_mechanism
 from leapformer_fairseq.cli.check_mechanism import first_failure, support
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.support import user_dir
 from tests.commands import leapformer, run
 
 TOYS = Path(__file__).parent.parent / "toys"
@@ -35,8 +36,17 @@ def test_a_report_is_counted_and_its_first_failure_can_be_repeated():
     assert outcome.failures[1].reason == ["no setup"]
     title, first, second, again = first_failure(outcome, Path("/checkout/tests"))
     assert (title, first) == ("the first failure: forms agree", "  assert 0.5 < 1e-12") and "+  where" in second
-    assert again.startswith("repeat it with: cd /checkout; env LEAPFORMER_USER_DIR=")
+    assert again.startswith("repeat it with: cd /checkout; ") and " -m pytest -q " in again
     assert again.endswith("'tests/attention/test_forms.py::test_forms_agree[mine-1]'")
+
+
+def test_the_line_of_ones_own_folder_is_named(tmp_path):
+    output = (
+        f"tests/a.py:1: in f\n..{tmp_path}/own/gate.py:7: in __init__\n    x\ntorch/b.py:3: in g\nE   Wrong\nE   no\n"
+    )
+    with user_dir.taken(["--user-dir", f"{tmp_path}/own"]):
+        assert check_mechanism._said(output) == ["own/gate.py, line 7: Wrong", "no"]
+    assert check_mechanism._said(output) == ["Wrong", "no"]
 
 
 def test_the_table_says_what_is_not_supported_and_why():
@@ -46,6 +56,7 @@ def test_the_table_says_what_is_not_supported_and_why():
     assert rows["`leapformer export`, as a decoder"] == ["no", "its state grows with the text"]
     rows = {line[2:38].strip(): line[39:].split(maxsplit=1) for line in support("longformer") if line[2] != " "}
     assert rows["encoder-self"] == ["yes"] and rows["decoder-cross"][0] == "no"
+    assert rows["`leapformer export`, as a decoder"] == ["no", "no decoder can write with it token by token"]
 
 
 def test_without_a_checkout_it_says_where_to_run(tmp_path, monkeypatch, capsys):
