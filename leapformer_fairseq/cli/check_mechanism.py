@@ -130,7 +130,7 @@ def _means(name: str) -> dict[str, str | None]:
     return {
         "many tokens at once": None if together else "token by token; derive from a base class, or override `scan`",
         "`leapformer export`, as a decoder": waits or grows or carries or None,
-        "the decoding step in C": None if mechanism.kernel() else "in PyTorch instead; `kernel` would describe it",
+        "a description for kernels in C": None if mechanism.kernel() else "`kernel` gives none; decoding is in PyTorch",
     }
 
 

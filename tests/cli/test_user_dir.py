@@ -76,6 +76,19 @@ def test_trainings_that_a_command_starts_know_it(place, tmp_path):
     assert finished.returncode == 0 and NAME in (tmp_path / "table.md").read_text(), finished.stderr[-2000:]
 
 
+def test_a_defect_in_it_is_placed_there(place, tmp_path):
+    own = tmp_path / "defective"
+    own.mkdir()
+    text = TOY.read_text()
+    (own / "__init__.py").write_text(text.replace("F.softplus(x)", "x.no_such_method()"))
+    line = next(number for number, code in enumerate(text.splitlines(), 1) if "F.softplus(x)" in code)
+    words = f"train {place}/lm {LM} --max-update 1 --no-save --decoder-self-attention {NAME} --cpu"
+    failed = run(leapformer(*words.split(), "--user-dir", str(own)), tmp_path)
+    where, _, log = failed.stderr.splitlines()[-1].partition("; the traceback is in ")
+    assert failed.returncode == 1 and where.endswith(f"(defective/__init__.py, line {line})")
+    Path(log.partition(",")[0]).unlink()
+
+
 @pytest.mark.full
 def test_processes_of_jobs_know_it(place, tmp_path):
     words = f"probe --out {tmp_path} --jobs 2 {PROBE} leap"
