@@ -90,7 +90,7 @@ def test_a_scan_of_the_shared_operators_takes_few_operations(name, monkeypatch):
         with torch.no_grad(), Operations() as in_chunks:
             out = mechanism(q, k, v, query=about, key=about, mask=CAUSAL)
         with torch.no_grad(), Operations() as one_by_one:
-            expected, _ = Mechanism.scan(mechanism, mechanism.init_state(2, 8, k), q, k, v, about, about)
+            expected, _ = Mechanism.scan_(mechanism, mechanism.init_state(2, 8, k), q, k, v, about, about, CAUSAL)
         torch.testing.assert_close(out, expected)
         counts.append((in_chunks.count, one_by_one.count))
     assert counts[0][0] < 150 and counts[1][0] < 1.3 * counts[0][0] and counts[0][1] > 30 * counts[0][0], counts

@@ -13,13 +13,14 @@ from .kernels import Kernel, LinearKernel, PackedKernel, Projections, Reading, R
 from .linear.base import NORMALIZER_FLOOR, Features, LinearMechanism, LinearState
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
 from .mechanism import Mechanism, State, shown
+from .multihead import Attention, Cache
 from .ops.recurrent import Written
 from .options import Option
 from .positions import sinusoids
 from .recurrent.base import RecurrentMechanism
 from .recurrent.gated import Averaging
 from .recurrent.gates import Gate
-from .registry import MECHANISMS, OPTIONS, build, find, register
+from .registry import MECHANISMS, OPTIONS, build, create, find, register
 from .tokens import Carry, TokenInfo
 
 __all__ = [
@@ -30,7 +31,9 @@ __all__ = [
     "NORMALIZER_FLOOR",
     "OPTIONS",
     "SLOTS",
+    "Attention",
     "Averaging",
+    "Cache",
     "Capabilities",
     "Carry",
     "ChunkMask",
@@ -57,6 +60,7 @@ __all__ = [
     "TokenInfo",
     "Written",
     "build",
+    "create",
     "find",
     "register",
     "shown",

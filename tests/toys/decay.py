@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leapformer_fairseq.attention import CAUSAL, Mask, Mechanism, State, TokenInfo, Written, register, shown
+from leapformer_fairseq.attention import Mask, Mechanism, State, TokenInfo, Written, register, shown
 from leapformer_fairseq.attention.ops import accumulated, append_ones, in_float32, sums
 
 
@@ -41,7 +41,7 @@ class Decay(Mechanism):
         return self._mean(F.softplus(q) @ state.kv)
 
     @in_float32
-    def scan(
+    def scan_(
         self,
         state: DecayedState,
         q: Tensor,
@@ -49,7 +49,7 @@ class Decay(Mechanism):
         v: Tensor,
         query: TokenInfo,
         key: TokenInfo,
-        mask: Mask = CAUSAL,
+        mask: Mask = None,
     ) -> tuple[Tensor, DecayedState]:
         x = shown(q, k, v, query, key, mask)  # without keys that no query sees
         log_decay = self._decay(k).log().unsqueeze(-1).expand(*x.k.shape[:3], 1)
