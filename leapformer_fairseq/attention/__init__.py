@@ -20,7 +20,7 @@ from .positions import sinusoids
 from .recurrent.base import RecurrentMechanism
 from .recurrent.gated import Averaging
 from .recurrent.gates import Gate
-from .registry import MECHANISMS, OPTIONS, build, create, find, register
+from .registry import MECHANISMS, OPTIONS, build, find, register
 from .tokens import Carry, TokenInfo
 
 __all__ = [
@@ -60,7 +60,6 @@ __all__ = [
     "TokenInfo",
     "Written",
     "build",
-    "create",
     "find",
     "register",
     "shown",
