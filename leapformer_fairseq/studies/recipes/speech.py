@@ -96,6 +96,7 @@ class SpeechTranslation(Recipe):
         ]
 
     def train(self, task: str, folder: Path, record: Sequence[str], *words: str) -> Cell:
+        words = (*words, *self.keep_batch(task, words))
         step = train_speech(self.data, task, folder / "model", *words, longer=f"--{task}-options")
         return Cell(
             folder.name, (step,), f"{folder.name}/model/done", needs=("data",),
