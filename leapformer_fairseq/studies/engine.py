@@ -514,8 +514,9 @@ class Engine:
 
     def _typed(self, step: Command | Call) -> str:
         """A step as a user would type it: a launched training with all words before it."""
-        launched = isinstance(step, Command) and step.launched
-        return shlex.join([*self.launcher.prefix(typed=True), *step.words]) if launched else str(step)
+        if isinstance(step, Call) or not step.launched:
+            return str(step)
+        return shlex.join([*self.launcher.prefix(typed=True), *step.words])
 
     def _complete(self, step: Command, cell: Cell, folder: Path) -> Generator[None, None, None]:
         """Run a command; a launched one is started again as long as each attempt leaves a new checkpoint."""
