@@ -362,10 +362,14 @@ class Panel:
             taken.append(np.array([low[best], high[best]]))
 
     def _marks(self) -> Any:
-        """Places on the lines and at the points of the panel, in pixels, (N, 2)."""
+        """Places on the lines and bars and at the points of the panel, in pixels, (N, 2)."""
         import numpy as np
+        from matplotlib.collections import LineCollection
 
-        places: list[Any] = [points.get_offsets() for points in self.axes.collections]
+        places: list[Any] = []
+        for points in self.axes.collections:
+            bars = points.get_segments() if isinstance(points, LineCollection) else []
+            places += [np.linspace(bar[0], bar[-1], 24) for bar in bars] if bars else [points.get_offsets()]
         for line in self.axes.get_lines():
             if line.get_transform() == self.axes.transData:  # not across the panel
                 path = line.get_path()

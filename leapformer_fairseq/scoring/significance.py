@@ -59,14 +59,14 @@ def resampled(measures: Mapping[str, Measure], samples: int = SAMPLES) -> dict[s
 
 
 def _draws(count: int, samples: int) -> Iterator[Sums]:
-    """How often each sentence is drawn, (count,), in each resampled test set."""
+    """How often each sentence is drawn, (count,), in each resampled test set; nothing of fewer than two sentences."""
     random = np.random.default_rng(SEED)
-    for _ in range(samples if count else 0):
+    for _ in range(samples if count > 1 else 0):
         yield np.bincount(random.choice(count, size=count, replace=True), minlength=count).astype(float)
 
 
 def interval(scores: Sums) -> float | None:
-    """Half the width of the 95 % interval of resampled scores; None without any."""
+    """Half the width of the 95 % interval of resampled scores; None without any, as of a single sentence."""
     known = np.sort(scores[~np.isnan(scores)])
     cut = len(known) // 40
     return float(known[len(known) - cut - 1] - known[cut]) / 2 if len(known) else None

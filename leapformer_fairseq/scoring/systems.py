@@ -59,7 +59,7 @@ def read_systems(places: Sequence[str], references: Path | None, unit: str = "wo
             raise LeapformerError(f"{place} has no references with it; give --references")
         if [*map(str.strip, system.references)] != [*map(str.strip, known)]:
             raise LeapformerError(
-                f"{place} is of another test set: its references differ; compare runs of one test set"
+                f"{place} is of another test set, its references differ; compare runs of one test set"
             )
     names = [Path(place).name for place in places]
     unique = len(set(names)) == len(names)
