@@ -1,4 +1,4 @@
-"""`leapformer compare`: whether translations differ, in quality or latency, by more than the choice of sentences."""
+"""`leapformer compare`: whether translations differ by more than chance, in quality or latency."""
 
 from __future__ import annotations
 

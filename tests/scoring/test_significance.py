@@ -14,7 +14,9 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.runtime.formats.runlog import Instance
 from leapformer_fairseq.scoring.comparison import collect
+from leapformer_fairseq.scoring.pieces import Piece, write_pieces
 from leapformer_fairseq.scoring.significance import SEED, compared, interval, mean_of, p_value, resampled
 from leapformer_fairseq.scoring.systems import System, by_length, measures, read_systems
 from leapformer_fairseq.support.errors import LeapformerError
@@ -163,6 +165,18 @@ def test_simulations_are_compared_and_drawn(tmp_path, references, capsys):
     assert {"k = 1", "k = 3", "a", "b"} <= set(texts(figure))
     assert "AL ms" in capsys.readouterr().out
     assert main([*words[:4], "--samples", "100"]) == 0, "their references are with them"
+
+
+def test_pieces_of_talks_are_compared(tmp_path):
+    places = []
+    for name, lag in (("a", 0.0), ("b", 400.0)):
+        of = [Instance(i, "x y", "x z", (lag + 10.0 * i, 900.0), (lag + 10.0 * i, 900.0), 1000.0) for i in range(20)]
+        write_pieces(tmp_path / name, [Piece(instance, (0, instance.index), 9000.0, {}) for instance in of])
+        places.append(str(tmp_path / name))
+    found = compared({name: measures(system)[0] for name, system in read_systems(places, None).items()}, 100)
+    assert found["b"]["BLEU"]["p"] == 1 and found["b"]["LongYAAL"]["p"] == 1 / 101
+    assert found["b"]["LongYAAL"]["difference"] == pytest.approx(200)
+    assert found["b"]["LongYAAL"]["interval"] > 1 and found["b"]["LongYAAL"]["difference_interval"] < 1e-9
 
 
 def test_a_report_has_intervals_and_p(tmp_path, capsys):
