@@ -57,7 +57,13 @@ def run(args: Namespace) -> int:
         group = {"words": words, "sentences": sentences} if args.by_length else {}
         found = compared({name: of_system for name, (of_system, _) in scored.items()}, args.samples)
         rows += [{**group, "system": name, **results} for name, results in found.items()]
+    picture = ""
+    if args.figure:
+        points = dict(zip(places, [row for row in rows if not row.get("words")], strict=True))
+        picture = systems_figure(points).save(args.figure)
     signatures["bootstrap"] = f"samples:{args.samples}|{SIGNATURE}"
+    if args.json:
+        write_json(args.json, {"rows": rows, "signatures": signatures, "signature": signature()}, "--json")
     columns = [Column("words", of=lambda row: row["words"] or "all"), Column("sentences")] if args.by_length else []
     titles = {name: title for title, name in COLUMNS.items()}
     forms = FORMS | dict.fromkeys(("BLEU", "chrF"), ".2f")
@@ -69,9 +75,6 @@ def run(args: Namespace) -> int:
     )
     for name, text in signatures.items():
         print(f"{name}: {text}")
-    if args.json:
-        write_json(args.json, {"rows": rows, "signatures": signatures, "signature": signature()}, "--json")
-    if args.figure:
-        points = dict(zip(places, [row for row in rows if not row.get("words")], strict=True))
-        print(systems_figure(points).save(args.figure))
+    if picture:
+        print(picture)
     return 0

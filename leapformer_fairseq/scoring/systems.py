@@ -61,9 +61,15 @@ def read_systems(places: Sequence[str], references: Path | None, unit: str = "wo
             raise LeapformerError(
                 f"{place} is of another test set, its references differ; compare runs of one test set"
             )
-    names = [Path(place).name for place in places]
+    names = [_name(Path(place)) for place in places]
     unique = len(set(names)) == len(names)
     return {name if unique else place: system for name, (place, system) in zip(names, systems.items(), strict=True)}
+
+
+def _name(place: Path) -> str:
+    """The name of a place, with that of its folder if it says only how it was translated."""
+    system = place.parent.name if re.fullmatch(r"k\d+|offline", place.name) else ""
+    return f"{system}/{place.name}" if system else place.name
 
 
 def _read(place: str, references: Sequence[str] | None, unit: str) -> System:

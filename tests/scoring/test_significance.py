@@ -159,7 +159,7 @@ def test_simulations_are_compared_and_drawn(tmp_path, references, capsys):
     words = ["compare", *places, whole, "--references", str(references), "--samples", "100", "--unit", "word"]
     assert main([*words, "--json", str(saved), "--figure", str(figure)]) == 0
     rows = json.loads(saved.read_text())["rows"]
-    assert [row["system"] for row in rows] == [*places, whole]
+    assert [row["system"] for row in rows] == ["a/k1", "a/k3", "b/k1", "b/k3", "whole"]
     assert [row.get("AL", {}).get("p") for row in rows] == [None, 1 / 101, 1, 1 / 101, None]
     assert rows[0]["LAAL"] == {"score": 500.0, "interval": 0.0} and rows[1]["LAAL"]["difference"] == 1000
     assert {"k = 1", "k = 3", "a", "b"} <= set(texts(figure))
@@ -190,12 +190,15 @@ def test_a_report_has_intervals_and_p(tmp_path, capsys):
         (tmp_path / "lines").write_text("\n".join(sentences(0)) + "\n")
         assert main([*words, "--json", str(tmp_path / name / "offline/scores.json")]) == 0
         (tmp_path / name / "options").write_text(f"--attention {name} --seed 1\n")
+    elsewhere = simulated(tmp_path / "elsewhere/k1", 1, targets=sentences(5, 0.1))
+    assert main(["score", elsewhere, "--json", f"{elsewhere}/scores.json"]) == 0
     assert "±" in capsys.readouterr().out
     found = collect(tmp_path)
     rows = {name: {row["k"]: row for row in system["rows"]} for name, system in found["systems"].items()}
     assert found["baseline"] == "softmax" and not any("p" in row for row in rows["softmax"].values())
     for k in (1, 3, "offline"):
         assert rows["other"][k]["p"]["BLEU"] < 0.01 and 1 < rows["other"][k]["intervals"]["BLEU"] < 10
+    assert not rows["elsewhere"][1]["p"], "of another test set"
     assert rows["other"][1]["p"]["AL"] < 0.01 and "AL" not in rows["other"]["offline"]["p"]
     assert main(["report", str(tmp_path)]) == 0
     assert "| p (BLEU) | p (AL) |" in capsys.readouterr().out
