@@ -11,7 +11,7 @@ import pytest
 from leapformer_fairseq import PLUGIN_DIR
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.runtime.formats.runlog import Instance
-from leapformer_fairseq.scoring.latency import latency_scores
+from leapformer_fairseq.scoring.latency import latency_scores, long_form_scores
 
 PAGE = (PLUGIN_DIR.parent / "docs/scoring.md").read_text(encoding="utf-8")
 
@@ -61,6 +61,23 @@ def test_the_example_is_what_the_code_and_the_formulas_give(row: list[str]) -> N
     for name in NAMES[5:]:
         shown = f"{found[name]:.2f}" if name.startswith("AP") else f"{found[name]:.1f}" if name in found else ""
         assert given[name] in (shown, shown.removesuffix(".0")), name
+
+
+LONG = (
+    PAGE.partition("LongAL and LongLAAL count it as the first one after S.")[2]
+    .partition("\n\n")[2]
+    .partition("\n\n")[0]
+)
+
+
+@pytest.mark.parametrize("line", LONG.splitlines()[2:])
+def test_the_example_of_a_segment_is_what_the_code_gives(line: str) -> None:
+    names, cells = ([cell.strip() for cell in row.strip("|").split("|")] for row in (LONG.splitlines()[0], line))
+    source, reference, heard, end, *shown = cells
+    times = [float(time) for time in heard.split()]
+    found = long_form_scores(times, float(source), " ".join("x" * int(reference)), float(end))
+    for name, value in zip(names[4:], shown, strict=True):
+        assert float(value) == pytest.approx(found[name], abs=0.05 if name != "LongAP" else 0.005), name
 
 
 def test_every_example_shows_something() -> None:
