@@ -44,8 +44,10 @@ def _markdown(comparison: dict[str, Any], picture: str, last: list[str]) -> str:
     legend += "speech, AP a ratio, above 1 where hypotheses are longer than references. "
     if any(row["intervals"] for system in systems.values() for row in system["rows"]):
         legend += f"{INTERVALS}, as the bars of the picture. "
-    if baseline := comparison["baseline"]:
-        legend += f"p: of a difference to {systems[baseline]['title']} this large at the same k, in either direction. "
+    baselines = dict.fromkeys(row["baseline"] for system in systems.values() for row in system["rows"] if "p" in row)
+    if baselines:
+        titles = " or ".join(systems[name]["title"] for name in baselines)
+        legend += f"p: of a difference to {titles} this large at the same k, in either direction. "
     if timed:
         legend += "`_CA` adds the time of computation; compute is seconds of computation per second of audio"
         legend += f", with {_threads(systems)}. "

@@ -45,11 +45,11 @@ FORMS = {
 
 
 def collect(folder: str | Path) -> dict[str, Any]:
-    """Collect all scores: {"systems": {name: {"title", "options", "rows"}}, "signatures", "baseline"}.
+    """Collect all scores: {"systems": {name: {"title", "options", "rows"}}, "signatures"}.
 
-    `name` is the folder of a system, `title` a unique name for people; a row has the scores for one k, or offline, with
-    "intervals", and with "p" the scores' p of the difference to the row of this k of the baseline, by name: softmax if
-    it is there, else the first system, of the same test set. It needs what the systems wrote beside their scores.
+    `name` is the folder of a system, `title` a unique name for people; a row has the scores for one k, or offline, and
+    "intervals". It has "p" of the differences to the row of this k of the "baseline", by score: the first system with
+    softmax, or else the first of all, of the same test set. That needs what the systems wrote beside their scores.
     Raises LeapformerError if nothing below the folder was scored, or if scores are damaged.
     """
     folder = Path(folder)
@@ -67,22 +67,26 @@ def collect(folder: str | Path) -> dict[str, Any]:
         signatures.update(scores["signatures"])
     if not systems:
         raise LeapformerError(f"{folder} holds no scores; give the --out folder of a finished quickstart or recipe")
-    baseline = _compare(systems, places)
+    _compare(systems, places)
     titles = Counter(system["title"] for system in systems.values())
     for name, system in systems.items():
         if titles[system["title"]] > 1:  # a title leaves out most options
             system["title"] += f" ({name})"
-    return {"systems": systems, "signatures": signatures, "baseline": baseline}
+    return {"systems": systems, "signatures": signatures}
 
 
-def _compare(systems: dict[str, Any], places: Mapping[tuple[str, Any], Place]) -> str | None:
-    """Add p to the rows of all systems but the baseline, whose name is returned; None if nothing could be compared."""
-    baseline, *_ = [*(name for name, system in systems.items() if _is_softmax(system["options"])), *systems]
-    pairs = [(name, row) for name, system in systems.items() if name != baseline for row in system["rows"]]
-    for name, row in pairs:
-        if other := places.get((baseline, row["k"])):
-            row["p"] = p_values(other, places[name, row["k"]])
-    return baseline if any(row.get("p") for _, row in pairs) else None
+def _compare(systems: dict[str, Any], places: Mapping[tuple[str, Any], Place]) -> None:
+    """Add "baseline" and "p" to rows, but for those that are of no test set of a baseline."""
+    softmax = [name for name, system in systems.items() if _is_softmax(system["options"])]
+    for name, system in systems.items():
+        candidates = softmax or [*systems]
+        baselines = candidates[: candidates.index(name)] if name in candidates else candidates
+        for row in system["rows"]:
+            for other in baselines:
+                place = places.get((other, row["k"]))
+                if place and (found := p_values(place, places[name, row["k"]])):
+                    row |= {"baseline": other, "p": found}
+                    break
 
 
 def _is_softmax(options: str) -> bool:

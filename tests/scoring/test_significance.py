@@ -183,23 +183,29 @@ def test_a_report_has_intervals_and_p(tmp_path, capsys):
     """Against softmax, at the same k, also of text that was translated offline."""
     for n, (name, errors) in enumerate({"other": 0.6, "softmax": 0.3}.items()):
         for k in (1, 3):
-            folder = simulated(tmp_path / f"{name}/k{k}", n, errors, 500.0 * k + 100 * n)
+            folder = simulated(tmp_path / f"{name}/test/k{k}", n, errors, 500.0 * k + 100 * n)
             assert main(["score", folder, "--json", f"{folder}/scores.json"]) == 0
-        write(tmp_path / name / "offline", sentences(n, errors))
-        words = ["score", str(tmp_path / name / "offline/generate-test.txt"), "--references", str(tmp_path / "lines")]
+        offline = tmp_path / name / "test/offline"
+        write(offline, sentences(n, errors))
+        words = ["score", str(offline / "generate-test.txt"), "--references", str(tmp_path / "lines")]
         (tmp_path / "lines").write_text("\n".join(sentences(0)) + "\n")
-        assert main([*words, "--json", str(tmp_path / name / "offline/scores.json")]) == 0
+        assert main([*words, "--json", str(offline / "scores.json")]) == 0
+        forced = tmp_path / name / "forced/scores.json"  # the system `softmax`, before `softmax/test`
+        forced.parent.mkdir()
+        forced.write_text('{"scores": {"perplexity": 9.0}, "signatures": {}, "compute": null, "n_instances": 60}')
         (tmp_path / name / "options").write_text(f"--attention {name} --seed 1\n")
     elsewhere = simulated(tmp_path / "elsewhere/k1", 1, targets=sentences(5, 0.1))
     assert main(["score", elsewhere, "--json", f"{elsewhere}/scores.json"]) == 0
     assert "±" in capsys.readouterr().out
     found = collect(tmp_path)
     rows = {name: {row["k"]: row for row in system["rows"]} for name, system in found["systems"].items()}
-    assert found["baseline"] == "softmax" and not any("p" in row for row in rows["softmax"].values())
+    assert not any("p" in row for row in (*rows["softmax"].values(), *rows["softmax/test"].values()))
+    other = rows["other/test"]
     for k in (1, 3, "offline"):
-        assert rows["other"][k]["p"]["BLEU"] < 0.01 and 1 < rows["other"][k]["intervals"]["BLEU"] < 10
-    assert not rows["elsewhere"][1]["p"], "of another test set"
-    assert rows["other"][1]["p"]["AL"] < 0.01 and "AL" not in rows["other"]["offline"]["p"]
+        assert other[k]["baseline"] == "softmax/test"
+        assert other[k]["p"]["BLEU"] < 0.01 and 1 < other[k]["intervals"]["BLEU"] < 10
+    assert "p" not in rows["elsewhere"][1], "of another test set"
+    assert other[1]["p"]["AL"] < 0.01 and "AL" not in other["offline"]["p"]
     assert main(["report", str(tmp_path)]) == 0
     assert "| p (BLEU) | p (AL) |" in capsys.readouterr().out
     page = (tmp_path / "report.md").read_text()
