@@ -41,6 +41,24 @@ def test_the_commands_of_the_pages_run_dry(command: str, tmp_path: Path) -> None
     assert any(f"{tmp_path}/out" in line for line in shown) and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("recipe", "pair", "tokenizer"),
+    [("mustc", "en-zh", "zh"), ("mustc", "en-ja", "ja-mecab"), ("mustc", "en-es", ""), ("covost2", "en-zh-CN", "zh"),
+     ("covost2", "zh-en", "")],
+)  # fmt: skip
+def test_languages_without_spaces_are_scored_in_characters(
+    recipe: str, pair: str, tokenizer: str, tmp_path: Path
+) -> None:
+    shown = dry_run(recipe, "--pair", pair, "--root", "/r", "--out", tmp_path)
+    assert any(line.startswith(f"leapformer prepare {recipe} /r --pair {pair} ") for line in shown)
+    (simulated,) = [line for line in shown if line.startswith("simuleval ")]
+    scored = [line for line in shown if line.startswith("leapformer score ") and "forced" not in line]
+    assert len(scored) == 2, "simultaneous and offline"
+    assert ("--eval-latency-unit char " in simulated) == bool(tokenizer)
+    assert (f"--sacrebleu-tokenizer {tokenizer or None}" in simulated) == bool(tokenizer)
+    assert all((f"--tokenize {tokenizer} --unit char" in line) == bool(tokenizer) for line in scored)
+
+
 def test_commands_in_batch_scripts_are_looked_at() -> None:
     assert len(COMMANDS) > 20 and sum("--launcher slurm" in command for command in COMMANDS) == 2
 
