@@ -6,6 +6,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,24 @@ def test_the_library_example_of_the_readme_runs():
     (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     names: dict = {}
     exec(code, names)
-    torch.testing.assert_close(names["step"], names["out"][:, :, 9:10])
+    torch.testing.assert_close(names["step"], names["out"][:, 9:10])
+
+
+def test_the_page_of_models_of_ones_own_runs(tmp_path, monkeypatch, capsys):
+    """All its examples, in order; what they print is in the comments, and the program is examples/gpt.py."""
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/your_own_model.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    names: dict = {"__name__": "page"}
+    exec(code, names)
+    assert names["loss"] < 0.5
+    said = re.findall(r"print\(.*\)  # (.*)", code)
+    assert (
+        len(said) == 4 and [line for line in capsys.readouterr().out.splitlines() if not line.startswith("b'")] == said
+    )
+    program = (ROOT / "examples/gpt.py").read_text(encoding="utf-8")
+    model = page[page.index("class Block(") : page.index("```", page.index("class Block("))]
+    assert model in program and sum(bool(line.strip()) for line in model.splitlines()) <= 40
 
 
 def test_what_the_page_of_the_library_lists_exists():
@@ -87,7 +105,8 @@ def test_the_sizes_of_states_in_the_table_are_those_of_the_code(names, cells):
             continue
         mask = None if mechanism.capabilities.unsupported_reason(None, CAUSAL) else CAUSAL
         state = mechanism.init_state(1, e, k, mask=mask)
-        state = mechanism.write(state, k, v, TokenInfo.whole(tokens))
+        inputs = k.transpose(1, 2).flatten(2)
+        state = mechanism.write(state, k, v, replace(TokenInfo.whole(tokens), inputs=inputs))
         numbers = sum(x.numel() for x in state.tensors().values() if x.is_floating_point())
         formula = re.sub(r"(\d)([a-z])", r"\1 * \2", re.sub(r"^d e$", "d * e", size)).replace(" (", " * (")
         assert numbers == heads * eval(formula, {"d": d, "e": e, "n": n, "l": n, "r": 4, "T": tokens}), name
@@ -108,7 +127,8 @@ def test_pages_name_commands_and_files_that_exist(page):
         assert command in COMMANDS or command in fairseq_commands.COMMANDS, command
     for script in re.findall(r"bash (scripts/[\w/.]+\.sh)", text):
         assert (ROOT / script).is_file(), script
-    for target in re.findall(r"\]\(((?!http)[^)#]+)", text):
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    for target in re.findall(r"\]\(((?!http)[^)#]+)", prose):
         assert (page.parent / target).exists(), target
 
 

@@ -18,12 +18,13 @@ from fairseq.data import FairseqDataset
 from fairseq.tasks import FairseqTask
 
 from leapformer_fairseq import PLUGIN_DIR
-from leapformer_fairseq.attention import CAUSAL, MECHANISMS, TokenInfo, build
+from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Attention, Cache, TokenInfo, build
+from leapformer_fairseq.attention.block import Memory
 from leapformer_fairseq.data.joined import _with_noise
 from leapformer_fairseq.models.augmentation import JoinedSentences
 from leapformer_fairseq.models.streaming_encoder import ArrivingSource
 from leapformer_fairseq.models.task import get_batch_iterator
-from leapformer_fairseq.modules.attention import Memory, fork_state
+from leapformer_fairseq.modules.attention import fork_state
 from leapformer_fairseq.runtime.audio import OnlineFbank
 from leapformer_fairseq.runtime.cmvn import Cmvn
 from leapformer_fairseq.runtime.formats.runlog import Instance
@@ -153,6 +154,19 @@ def _memories() -> Forked:
     return Forked(make, go_on, lambda state: state["words"].tolist(), fork_state)
 
 
+def _caches() -> Forked:
+    model = torch.nn.ModuleList(Attention(name, 16, 2) for name in ("gated-leap", "softmax")).double().eval()
+
+    def go_on(cache: Cache, seed: int) -> Any:
+        x = torch.randn(1, 3, 16, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        with torch.no_grad():
+            for layer in model:
+                x = layer(x, cache=cache)
+        return x
+
+    return Forked(lambda: Cache(model), go_on)
+
+
 def _of_state(name: str) -> Forked:
     mechanism = build(name, 8, 2, block="decoder-self", input_dim=16, **STATE_OPTIONS.get(name, {})).double().eval()
 
@@ -204,7 +218,8 @@ FORKED: dict[str, Forked] = {
         )
     },
     "models.streaming_encoder.ArrivingSource": _arriving(),
-    "modules.attention.Memory": _memories(),
+    "attention.block.Memory": _memories(),
+    "attention.multihead.Cache": _caches(),
     **{f"attention.mechanism.State of {name}": _of_state(name) for name in STATES},
 }  # fmt: skip
 # tested in tests/simul/test_exported.py, and a protocol

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from leapformer_fairseq.attention import PrefixMask
+from leapformer_fairseq.attention.block import Memory
 from leapformer_fairseq.models import speech_task
 from leapformer_fairseq.models.length_predictors import LengthPredictor, Setting, Source, length_options
 from leapformer_fairseq.models.prompts import Prompted
 from leapformer_fairseq.modules import PassContext, PassOptions
-from leapformer_fairseq.modules.attention import Memory
 from leapformer_fairseq.modules.context import StackFacts
 from leapformer_fairseq.runtime.simul.exported import ExportedEngine
 from leapformer_fairseq.runtime.simul.policy import PolicyOptions

@@ -16,6 +16,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
     ("name", "said"),
     [
         ("library", "after 1,000 tokens: state 67,584 bytes"),
+        ("gpt", "brown fox jumps over"),
         ("swap", "self: leap  cross: softmax"),
         ("new_mechanism", "scan and reference differ by "),
     ],
@@ -31,7 +32,14 @@ def test_an_example_runs_and_says(name, said):
 
 def test_every_example_is_tested():
     found = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert found == {"library", "swap", "new_mechanism", "stream", "speakers"}  # the last two with agents and server
+    assert found == {
+        "library",
+        "gpt",
+        "swap",
+        "new_mechanism",
+        "stream",
+        "speakers",
+    }  # the last two with agents and server
 
 
 def test_the_notebook_runs_and_its_statements_hold():

@@ -11,10 +11,11 @@ from .kernels import Kernel, LinearKernel, PackedKernel, Projections, Reading, R
 from .linear.base import Features, LinearMechanism, LinearState
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
 from .mechanism import Mechanism, State
+from .multihead import Attention, Cache
 from .options import Option
 from .positions import sinusoids
 from .recurrent.gated import Averaging
-from .registry import MECHANISMS, OPTIONS, build, find, register
+from .registry import MECHANISMS, OPTIONS, build, create, find, register
 from .tokens import Carry, TokenInfo
 
 __all__ = [
@@ -22,7 +23,9 @@ __all__ = [
     "CAUSAL",
     "MECHANISMS",
     "OPTIONS",
+    "Attention",
     "Averaging",
+    "Cache",
     "Capabilities",
     "Carry",
     "ChunkMask",
@@ -45,6 +48,7 @@ __all__ = [
     "Step",
     "TokenInfo",
     "build",
+    "create",
     "find",
     "register",
     "sinusoids",

@@ -13,9 +13,9 @@ Shapes: B batch, H heads, T queries, S keys, D head dimension, E value dimension
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from types import SimpleNamespace
+from types import NoneType, SimpleNamespace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import torch
@@ -29,8 +29,8 @@ from .ops import dispatch, segments
 from .ops.loops import over_tokens
 from .ops.precision import accumulated, without_autocast
 from .ops.segments import Saved, Segment
-from .options import Option
-from .tokens import Carry, TokenInfo
+from .options import Option, in_library
+from .tokens import Carry, TokenInfo, checked_keep
 
 Execution = Literal["auto", "reference", "scan", "loop"]
 EXECUTIONS: tuple[str, ...] = ("auto", "reference", "scan", "loop")
@@ -58,7 +58,7 @@ def shown(q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mas
 class State:
     """What a mechanism keeps of the keys and values written so far. Every tensor is batch first.
 
-    Without gradients `write` and `scan` may change a state in place; `fork` it first if the old one is needed.
+    `write`, `extend`, `loop` and `scan_` may change a state in place; `fork` it first if the old one is needed.
     """
 
     def tensors(self) -> dict[str, Tensor]:
@@ -68,6 +68,16 @@ class State:
     def fork(self) -> Self:
         """An independent copy."""
         return type(self)(**{name: tensor.clone() for name, tensor in self.tensors().items()})
+
+    def to(self, device: torch.device) -> Self:
+        """The state on another device."""
+        return type(self)(**{name: tensor.to(device) for name, tensor in self.tensors().items()})
+
+    @classmethod
+    def cat(cls, states: Sequence[Self]) -> Self:
+        """The state of the batch entries of several states of one mechanism, which may have read different lengths."""
+        each = [state.tensors() for state in states]
+        return cls(**{name: torch.cat([tensors[name] for tensors in each]) for name in each[0]})
 
     def of(self, kind: type[S]) -> S:
         """This state, if it is of this kind; raises TypeError for the state of another mechanism."""
@@ -109,6 +119,8 @@ class Mechanism(nn.Module):
     capabilities: Capabilities = Capabilities()
     #: names of the parameters that all layers of a block share
     tied: tuple[str, ...] = ()
+    #: the width that values must have; None: any
+    value_dim: int | None = None
 
     def __init__(
         self,
@@ -163,14 +175,23 @@ class Mechanism(nn.Module):
         """The output (B, H, T, E) of queries (B, H, T, D) that see everything in the state."""
         raise NotImplementedError
 
+    def scan_(
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
+    ) -> tuple[Tensor, State]:
+        """`scan` that may change `state` in place.
+
+        This default writes keys and reads queries in turn.
+        """
+        return self._visit(self.write, self.read, state, Inputs(q, k, v, query, key, mask))
+
     def scan(
-        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
     ) -> tuple[Tensor, State]:
         """Output (B, H, T, E) of queries that see `state` and, of these keys, what the mask shows them; the new state.
 
-        Keys that no query sees are not written. This default writes keys and reads queries in turn.
+        Keys that no query sees are not written. `state` is left as it was, which costs a copy: see `scan_`.
         """
-        return self._visit(self.write, self.read, state, Inputs(q, k, v, query, key, mask))
+        return self.scan_(state.fork(), q, k, v, query, key, mask)
 
     def _visit(
         self, write: Callable[..., State], read: Callable[..., Tensor], state: State, x: Inputs
@@ -205,7 +226,7 @@ class Mechanism(nn.Module):
         return out.unflatten(2, folded.shape[2:4]).transpose(1, 2).flatten(0, 1)
 
     def loop(
-        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
     ) -> tuple[Tensor, State]:
         """`scan` for a graph: the number of operations does not depend on the number of tokens.
 
@@ -281,12 +302,11 @@ class Mechanism(nn.Module):
         """
         if execution not in EXECUTIONS:
             raise LeapformerError(f"execution {execution!r} is unknown; choose from: {', '.join(EXECUTIONS)}")
-        reason = self.capabilities.unsupported_reason(self.block, mask)
-        if reason is not None:
-            raise LeapformerError(f"{self.name} attention cannot be used like this: {reason}")
+        if not dispatch.is_traced():  # a graph would take the sizes that are compared for constants
+            self._check(q, k, v, query, key, mask)
+        query, key = self._described(q, k, query, key, mask)
         if not q.shape[2] or not k.shape[2]:
             return _nothing(q, k, v)
-        query, key = self._described(q, k, query, key, mask)
         mask = with_state(mask) if self.capabilities.constant_state else mask
         x = Inputs(q, _cleared(k, key), _cleared(v, key), query.cleared(), key.cleared(), mask)
         transformed = dispatch.is_transformed()  # by torch.func, which does not support custom backward passes
@@ -307,6 +327,55 @@ class Mechanism(nn.Module):
             weights = self._weights(accumulated(q), accumulated(k), query, key, mask, 0.0)
         return weights.to(q.dtype)
 
+    def _check(
+        self, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo | None, key: TokenInfo | None, mask: Mask
+    ) -> None:
+        """Raise LeapformerError for shapes, tokens or a mask that do not fit."""
+        if not isinstance(mask, (PrefixMask, ChunkMask, NoneType)):
+            raise LeapformerError(
+                f"mask is a {type(mask).__name__}; give CAUSAL, PrefixMask(lagging, ratio), ChunkMask(size), or None"
+            )
+        reason = self.capabilities.unsupported_reason(self.block, mask)
+        if reason is not None:
+            raise LeapformerError(in_library(f"{self.name} attention cannot be used like this: {reason}", self.options))
+        widths = {"q": self.head_dim, "k": self.head_dim, "v": self.value_dim}
+        for name in (projection[0] for projection in self.capabilities.unused_projections):
+            widths[name] = None  # the same tensor as the keys, or as the values
+        for (name, width), x in zip(widths.items(), (q, k, v), strict=True):
+            if (
+                x.dim() != 4
+                or x.shape[0] != q.shape[0]
+                or x.shape[1] != self.num_heads
+                or width not in (None, x.shape[3])
+            ):
+                raise LeapformerError(
+                    f"{name} is {tuple(x.shape)}; {self.name} was built for (batch, {self.num_heads} heads, tokens, "
+                    f"{'any width' if width is None else width}), with a batch of {q.shape[0]} as in q"
+                )
+        if k.shape[2] != v.shape[2]:
+            raise LeapformerError(f"there are {k.shape[2]} keys and {v.shape[2]} values; give as many of both")
+        for name, x, tokens in (("query", q, query), ("key", k, key)):
+            if tokens is not None:
+                self._check_tokens(name, x, tokens)
+
+    def _check_tokens(self, name: str, x: Tensor, tokens: TokenInfo) -> None:
+        """Raise LeapformerError if `tokens` do not describe x (B, H, T, D)."""
+        if not isinstance(tokens, TokenInfo):
+            raise LeapformerError(
+                f"{name} is a {type(tokens).__name__}; give TokenInfo.whole(count, keep), keep True at real tokens"
+            )
+        if tokens.positions.shape[1] != x.shape[2]:
+            raise LeapformerError(
+                f"{name} describes {tokens.positions.shape[1]} tokens and there are {x.shape[2]}; give as many, "
+                "as by TokenInfo.narrow(start, stop)"
+            )
+        checked_keep(tokens.keep, (len(x), x.shape[2]))
+        if tokens.inputs is not None and name == "key" and tokens.inputs.shape[-1] != self.input_dim:
+            raise LeapformerError(
+                f"the inputs of keys are {tokens.inputs.shape[-1]} wide, and {self.name} was built for "
+                f"{self.input_dim}; build it with input_dim={tokens.inputs.shape[-1]}"
+            )
+
     def _described(
         self, q: Tensor, k: Tensor, query: TokenInfo | None, key: TokenInfo | None, mask: Mask
     ) -> tuple[TokenInfo, TokenInfo]:
@@ -315,6 +384,10 @@ class Mechanism(nn.Module):
         if query is None:
             same = self.same_tokens(q, k) and (mask == CAUSAL or isinstance(mask, ChunkMask))
             query = key if same else TokenInfo.whole(q.shape[2], device=q.device)
+        # A mechanism that does not declare that it reads inputs must not find them here: generation has none for it.
+        needs = self.capabilities
+        key = key if needs.needs_inputs else replace(key, inputs=None)
+        query = query if needs.needs_inputs or needs.needs_query_inputs else replace(query, inputs=None)
         return query, key
 
     def same_tokens(self, q: Tensor, k: Tensor) -> bool:
@@ -326,7 +399,7 @@ class Mechanism(nn.Module):
         """`weights` in float32 or float64. This default scans token by token, with the identity matrix as values."""
         v = torch.eye(k.shape[2], dtype=k.dtype, device=k.device).expand(*k.shape[:3], -1)
         state = self.init_state(len(q), v.shape[3], k, key, mask)
-        return Mechanism.scan(self, state, q, k, v, query, key, mask)[0]
+        return Mechanism.scan_(self, state, q, k, v, query, key, mask)[0]
 
     def dropping(self) -> float:
         """The dropout probability of weights, 0 outside training."""
@@ -359,22 +432,25 @@ class Mechanism(nn.Module):
         """The outputs of all segments, (B, H, T, ..), beginning with the empty state; see `ops.segments`."""
         q, k, v, query, key, mask = x
         first = self._first(x)
+        queries = [q] if query.inputs is None else [q, query.inputs.unsqueeze(1)]
         keys = [k, v] if key.inputs is None else [k, v, key.inputs.unsqueeze(1)]
 
         def run(
             memory: list[Tensor], queries: list[Tensor], keys: list[Tensor], at: Segment, saved: Saved | None
         ) -> tuple[Tensor | None, list[Tensor]]:
-            here = key.narrow(at.s0, at.s1)
+            there, here = query.narrow(at.t0, at.t1), key.narrow(at.s0, at.s1)
+            if len(queries) == 2:
+                there = replace(there, inputs=queries[1].squeeze(1))
             if len(keys) == 3:
                 here = replace(here, inputs=keys[2].squeeze(1))
-            part = Inputs(queries[0], keys[0], keys[1], query.narrow(at.t0, at.t1), here, at.mask)
+            part = Inputs(queries[0], keys[0], keys[1], there, here, at.mask)
             out, state = run_segment(type(first)(*memory), part, saved)
             return out, list(state.tensors().values())
 
         plan = dispatch.segments_of(q, k, mask, *self._limits(x))
         parameters = [parameter for parameter in self._scan_parameters() if parameter.requires_grad]
         memory = list(first.tensors().values())
-        return segments.scan(run, memory, [q], keys, parameters, plan, random=self.dropping() > 0)
+        return segments.scan(run, memory, queries, keys, parameters, plan, random=self.dropping() > 0)
 
     def _segment(self, state: State, x: Inputs, saved: Saved | None) -> tuple[Tensor | None, State]:
         """`scan` of a segment, which may have no queries or no keys. Without queries the output is None."""
@@ -382,7 +458,7 @@ class Mechanism(nn.Module):
             return None, self.write(state, x.k, x.v, x.key)
         if not x.k.shape[2]:
             return self.read(state, x.q, x.query), state
-        return self.scan(state, *x)
+        return self.scan_(state, *x)
 
     def _scan_parameters(self) -> Iterator[nn.Parameter]:
         """The parameters that a scan uses."""

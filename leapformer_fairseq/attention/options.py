@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ..support.errors import LeapformerError
@@ -55,3 +57,10 @@ def per_block(flag: str, value: str | int, block: str | None, least: int) -> int
             "32/8/32"
         )
     return numbers[0] if len(numbers) == 1 or block is None else numbers[BLOCKS.index(block)]
+
+
+def in_library(text: str, options: Iterable[Option]) -> str:
+    """A message that names options by their flags, with their names in Python instead: gate_init for --gate-init."""
+    for option in sorted(options, key=lambda option: -len(option.flag)):
+        text = re.sub(rf"{option.flag}(?![\w-])", option.name, text)
+    return text

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from ..support.errors import LeapformerError, suggestion
 from .capabilities import BLOCKS
 from .mechanism import Mechanism
-from .options import Option
+from .options import Option, in_library
 
 MECHANISMS: dict[str, type[Mechanism]] = {}
 OPTIONS: dict[str, Option] = {}
@@ -67,14 +67,22 @@ def build(
     (default: that of all heads). `options` that are not given take their defaults. Raises LeapformerError for an
     unknown name, block or option, and for a value that is not allowed.
     """
+    try:
+        return create(name, head_dim, num_heads, dropout=dropout, block=block, input_dim=input_dim, **options)
+    except LeapformerError as error:
+        raise LeapformerError(in_library(str(error), OPTIONS.values())) from error
+
+
+def create(name: str, head_dim: int, num_heads: int, *, block: str | None = None, **given: Any) -> Mechanism:
+    """`build` for a model of fairseq: messages name options by their flags."""
     cls = find(name)
     if block is not None and block not in BLOCKS:
         raise LeapformerError(f"block {block!r} is unknown; choose from: {', '.join(BLOCKS)}, or None")
     known = {option.name: option.default for option in cls.options}
-    unknown = sorted(set(options) - set(known))
+    unknown = sorted(set(given) - set(known) - {"dropout", "input_dim"})
     if unknown:
         allowed = ", ".join(known) or "none"
         raise LeapformerError(f"mechanism {name!r} has no option {unknown[0]!r}; its options: {allowed}")
     for option in cls.options:
-        option.check(options.get(option.name, option.default))
-    return cls(head_dim, num_heads, dropout=dropout, block=block, input_dim=input_dim, **options)
+        option.check(given.get(option.name, option.default))
+    return cls(head_dim, num_heads, block=block, **given)

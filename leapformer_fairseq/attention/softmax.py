@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,24 @@ class KVCache(State):
         self.padded = self.padded or keep is not None
         self.used, self.count = self.used + k.shape[2], stop
 
+    def to(self, device: torch.device) -> KVCache:
+        return KVCache(self.k.to(device), self.v.to(device), self.keep.to(device), self.used)
+
+    @classmethod
+    def cat(cls, states: Sequence[KVCache]) -> KVCache:
+        """Shorter caches are padded on the left, so that the last tokens of all are in the same columns."""
+        count = max(state.count for state in states)
+
+        def padded(x: Tensor, state: KVCache, dim: int) -> Tensor:
+            sides = [0, 0] * (x.dim() - 1 - dim) + [count - state.count, 0]
+            return F.pad(x.narrow(dim, 0, state.count), sides)
+
+        k, v, keep = (
+            torch.cat([padded(getattr(state, name), state, dim) for state in states])
+            for name, dim in (("k", 2), ("v", 2), ("keep", 1))
+        )
+        return cls(k, v, keep, torch.full((len(keep),), count))
+
     def reorder(self, order: Tensor) -> KVCache:
         k, v = (_reordered(x, order, self.count) for x in (self.k, self.v))
         return KVCache(k, v, self.keep.index_select(0, order), self.used[:1].repeat(len(order)))
@@ -95,22 +114,22 @@ class CachedMechanism(Mechanism):
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
         return self._attend_cache(state.of(KVCache), q)
 
-    def scan(
-        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
+    def scan_(
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
     ) -> tuple[Tensor, State]:
         if isinstance(mask, ChunkMask) and mask.past is not None:
             return self._in_chunks(state.of(KVCache), q, k, v, key, mask)
         if mask != CAUSAL or not q.shape[2]:
-            return super().scan(state, q, k, v, query, key, mask)
+            return super().scan_(state, q, k, v, query, key, mask)
         before = state.of(KVCache).count
         cache = self.write(state, k, v, key)
         return self._attend_cache(cache, q, CAUSAL.after(before) if q.shape[2] > 1 else None), cache
 
     def loop(
-        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
     ) -> tuple[Tensor, State]:
         if isinstance(mask, ChunkMask) and mask.past is not None:  # the default drops `past`
-            return self.scan(state, q, k, v, query, key, mask)
+            return self.scan_(state, q, k, v, query, key, mask)
         return super().loop(state, q, k, v, query, key, mask)
 
     def _in_chunks(

@@ -6,11 +6,14 @@ are the opposite).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from ..support.errors import LeapformerError
 
 
 class Carry(NamedTuple):
@@ -54,7 +57,8 @@ class TokenInfo:
 
     @classmethod
     def whole(cls, count: int, keep: Tensor | None = None, device: torch.device | None = None) -> TokenInfo:
-        """Complete sequences of `count` columns, padded on either side where `keep` is False."""
+        """Complete sequences of `count` columns, padded on either side where `keep` (B, count) is False."""
+        checked_keep(keep, (None, count))
         if keep is None:
             return cls(torch.arange(1, count + 1, device=device).unsqueeze(0), torch.full((1,), count, device=device))
         return cls(keep.long().cumsum(1), keep.sum(1), keep)
@@ -73,9 +77,17 @@ class TokenInfo:
         """The same tokens for a block that must not know how long the sequence becomes."""
         return self.of_length(None)
 
-    def inputs_or(self, k: Tensor) -> Tensor:
-        """What controls and gates read, (B, T, C): the block's input, or in library use the keys k of all heads."""
-        return k.transpose(1, 2).flatten(2) if self.inputs is None else self.inputs.to(k.dtype)
+    def required_inputs(self, dtype: torch.dtype | None = None) -> Tensor:
+        """What gates and controls read, (B, T, C): the block's input, converted to `dtype`.
+
+        Raises LeapformerError if it is missing.
+        """
+        if self.inputs is None:
+            raise LeapformerError(
+                "the block's input, which this mechanism reads, is missing; give TokenInfo(..., inputs=x), x (B, T, C) "
+                "before the projections, or use `Attention`, which does (a mechanism of your own: declare needs_inputs)"
+            )
+        return self.inputs if dtype is None else self.inputs.to(dtype)
 
     def cleared(self) -> TokenInfo:
         """The same tokens with zeros as the inputs of padding."""
@@ -106,3 +118,15 @@ class TokenInfo:
         columns = slice(start, stop)
         keep, inputs = (None if x is None else x[:, columns] for x in (self.keep, self.inputs))
         return replace(self, positions=self.positions[:, columns], keep=keep, inputs=inputs)
+
+
+def checked_keep(keep: Tensor | None, shape: Sequence[int | None]) -> None:
+    """Raise LeapformerError unless `keep` is None or a mask (B, T) of this shape, in which None is any number."""
+    if keep is None or torch.compiler.is_compiling():  # a graph would take the sizes for constants
+        return
+    fits = keep.dim() == 2 and all(wanted in (None, size) for wanted, size in zip(shape, keep.shape, strict=True))
+    if keep.dtype != torch.bool or not fits:
+        sizes = ", ".join("batch" if size is None else str(size) for size in shape)
+        raise LeapformerError(
+            f"keep is {keep.dtype} {tuple(keep.shape)}; give torch.bool ({sizes}), True at real tokens"
+        )

@@ -12,9 +12,9 @@ from fairseq.modules import AdaptiveInput
 from torch import Tensor, nn
 
 from ..attention import TokenInfo, sinusoids
+from ..attention.block import Memory
 from ..models.length_predictors import Source as LengthSource
 from ..modules import PassOptions
-from ..modules.attention import Memory
 from ..runtime.folder import CROSS, LENGTH, SELF
 from .states import held, shapes_of, source_shapes, tensors_of
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..attention.block import Memory
 from ..modules import PassOptions
-from ..modules.attention import Memory
 from ..runtime.folder import SELF
 from .graphs import embedded, log_probs
 from .states import held, tensors_of

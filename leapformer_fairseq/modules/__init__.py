@@ -1,6 +1,7 @@
 """Adapters to fairseq: an attention module around a mechanism, attention plans, and the swap."""
 
-from .attention import IncrementalState, MechanismAttention, Memory, forget_source, fork_state, state_bytes
+from ..attention.block import Memory
+from .attention import IncrementalState, MechanismAttention, forget_source, fork_state, state_bytes
 from .context import PassContext, PassOptions
 from .origin import OfAnyOrigin
 from .plan import expand_plan

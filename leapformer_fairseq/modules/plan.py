@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from ..attention import OPTIONS, Mask, Option, build, find
+from ..attention import OPTIONS, Mask, Option, create, find
 from ..support.errors import LeapformerError
 
 # Sizes of the instances whose capabilities are checked; capabilities do not depend on sizes.
@@ -64,7 +64,7 @@ def check_plans(
         for name in dict.fromkeys(names_in(plan)):
             values = {option.name: given[option.name] for option in find(name).options if option.name in given}
             try:
-                mechanism = build(name, _HEAD_DIM, _HEADS, block=block, input_dim=_WIDTH, **values)
+                mechanism = create(name, _HEAD_DIM, _HEADS, block=block, input_dim=_WIDTH, **values)
             except LeapformerError as error:
                 if "head dimension" in str(error):  # unknown until the model is built
                     continue

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..attention import CAUSAL, MECHANISMS, OPTIONS, ChunkMask, Context, Mask, Mechanism, Option, build, find
+from ..attention import CAUSAL, MECHANISMS, OPTIONS, ChunkMask, Context, Mask, Mechanism, Option, create, find
 from ..support.errors import LeapformerError
 from .attention import MechanismAttention
 from .context import PassContext, StackFacts
@@ -126,7 +126,7 @@ def swap_attention(
         first: dict[str, Mechanism] = {}
         for i, name in enumerate(expand_plan(getattr(args, block.argument), len(layers))):
             stock, mask = getattr(layers[i], block.attribute), chunks or block.mask
-            mechanism = build(
+            mechanism = create(
                 name,
                 stock.head_dim,
                 stock.num_heads,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -148,7 +149,62 @@ def joined(x: Tensor) -> Tensor:
 def build(name: str, head_dim: int, num_heads: int, **options: Any) -> Mechanism:
     """A mechanism, one of the VARIANTS or of the ENCODERS."""
     of, more = {**VARIANTS, **ENCODERS}.get(name, (name, {}))
-    return build_registered(of, head_dim, num_heads, **{**more, **options})
+    return fed(build_registered(of, head_dim, num_heads, **{**more, **options}))
+
+
+class Fed:
+    """A mechanism that finds inputs where a test gives none: the keys, or the queries, of all heads.
+
+    As if the projections of the block were the identity, so that most tests need not know who reads inputs.
+    """
+
+    def forward(self, q, k, v, *, query=None, key=None, mask=None, **more):
+        return super().forward(q, k, v, **self._of(q, k, query, key, mask), mask=mask, **more)
+
+    def weights(self, q, k, *, query=None, key=None, mask=None):
+        return super().weights(q, k, **self._of(q, k, query, key, mask), mask=mask)
+
+    def _of(self, q, k, query, key, mask):
+        query, key = self._described(q, k, query, key, mask)
+        return {"query": informed(query, q), "key": informed(key, k)}
+
+    def write(self, state, k, v, key):
+        return super().write(state, k, v, informed(key, k))
+
+    def write_loop(self, state, k, v, key):
+        return super().write_loop(state, k, v, informed(key, k))
+
+    def read(self, state, q, query):
+        return super().read(state, q, informed(query, q))
+
+    def scan_(self, state, q, k, v, query, key, mask=None):
+        return super().scan_(state, q, k, v, informed(query, q), informed(key, k), mask)
+
+    def loop(self, state, q, k, v, query, key, mask=None):
+        return super().loop(state, q, k, v, informed(query, q), informed(key, k), mask)
+
+    def extend(self, state, q, k, v, tokens):
+        return super().extend(state, q, k, v, informed(tokens, k))
+
+
+def fed(mechanism: Mechanism) -> Mechanism:
+    """The mechanism, `Fed` if it reads inputs."""
+    needs = mechanism.capabilities
+    if needs.needs_inputs or needs.needs_query_inputs:
+        mechanism.__class__ = _fed_class(type(mechanism))
+    return mechanism
+
+
+@cache
+def _fed_class(of: type[Mechanism]) -> type[Mechanism]:
+    name = f"Fed{of.__name__}"
+    globals()[name] = type(name, (Fed, of), {"__module__": __name__})  # where pickle finds it
+    return globals()[name]
+
+
+def informed(tokens: TokenInfo, x: Tensor) -> TokenInfo:
+    """The tokens, if they lack inputs with x (B, H, T, D) of all heads as such."""
+    return tokens if tokens.inputs is not None else replace(tokens, inputs=x.transpose(1, 2).flatten(2))
 
 
 def make(name: str, **options: object) -> Mechanism:
@@ -161,6 +217,7 @@ def fitted(mechanism: Mechanism) -> Mechanism:
     assert (old is None) == (not getattr(mechanism.chosen, "short_conv", 0))
     if old is not None:
         mechanism.convolution = ShortConvolution(HEADS * (2 * DIM + VALUE_DIM), old.before, old.ahead)
+        mechanism.value_dim = None
     return mechanism
 
 

@@ -243,16 +243,16 @@ def test_only_encoders(name):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("local", {"local_block_size": 0}, "--local-block-size 0: give at least 1"),
-        ("longformer", {"longformer_window": 5}, "--longformer-window 5: give an even number"),
-        ("bigbird", {"bigbird_block_size": 0}, "--bigbird-block-size 0: give at least 1"),
-        ("bigbird", {"bigbird_random_blocks": -1}, "--bigbird-random-blocks -1: give at least 0"),
+        ("local", {"local_block_size": 0}, "local_block_size 0: give at least 1"),
+        ("longformer", {"longformer_window": 5}, "longformer_window 5: give an even number"),
+        ("bigbird", {"bigbird_block_size": 0}, "bigbird_block_size 0: give at least 1"),
+        ("bigbird", {"bigbird_random_blocks": -1}, "bigbird_random_blocks -1: give at least 0"),
         ("sparse-transformer", {"sparse_transformer_summary": 200}, "a block has only 128 tokens"),
-        ("reformer", {"lsh_buckets": 3}, "--lsh-buckets 3: give an even number"),
-        ("reformer", {"lsh_chunk": 0}, "--lsh-chunk 0: give at least 1"),
-        ("skyformer", {"skyformer_ridge": 0.0}, "--skyformer-ridge 0.0: give a number above 0"),
-        ("performer", {"performer_features": 0}, "--performer-features 0: give at least 1"),
-        ("s4d", {"s4d_state": 0}, "--s4d-state 0: give at least 1"),
+        ("reformer", {"lsh_buckets": 3}, "lsh_buckets 3: give an even number"),
+        ("reformer", {"lsh_chunk": 0}, "lsh_chunk 0: give at least 1"),
+        ("skyformer", {"skyformer_ridge": 0.0}, "skyformer_ridge 0.0: give a number above 0"),
+        ("performer", {"performer_features": 0}, "performer_features 0: give at least 1"),
+        ("s4d", {"s4d_state": 0}, "s4d_state 0: give at least 1"),
     ],
 )
 def test_bad_options(name, options, message):

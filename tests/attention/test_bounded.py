@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from leapformer_fairseq.attention import CAUSAL, TokenInfo, build
+from leapformer_fairseq.attention import CAUSAL, TokenInfo
 from leapformer_fairseq.attention.bounded import cluster as abc_cluster
 from leapformer_fairseq.attention.bounded.mlp import MLP
 
@@ -22,7 +22,9 @@ from .cases import (
     VALUE_DIM,
     WAYS,
     attend,
+    build,
     difference,
+    informed,
     inputs,
     make,
     padding,
@@ -157,7 +159,7 @@ def test_every_form_is_the_papers_recursion(variant, visible, side, empty):
 
 def current_token_only(mechanism, q, k, v):
     """What another implementation computes as causal ABC: the memory is written from scratch by every token."""
-    alpha = mechanism.control(k, TokenInfo.whole(k.shape[2]))
+    alpha = mechanism.control(k, informed(TokenInfo.whole(k.shape[2]), k))
     phi = alpha / alpha.cumsum(2)
     weights = (phi * (q * k).sum(-1, keepdim=True) / math.sqrt(DIM)).softmax(-1)
     return (weights * phi).sum(-1, keepdim=True) * v
@@ -165,7 +167,7 @@ def current_token_only(mechanism, q, k, v):
 
 def normalized_over_all(mechanism, q, k, v):
     """The other mistake that is close at hand: a control that is divided by its sum over the whole text."""
-    alpha = mechanism.control(k, TokenInfo.whole(k.shape[2]))
+    alpha = mechanism.control(k, informed(TokenInfo.whole(k.shape[2]), k))
     phi = alpha / alpha.sum(2, keepdim=True)
     weights = ((q @ k.mT / math.sqrt(DIM)).tril() @ phi).softmax(-1)
     return (weights @ phi.mT).tril() @ v
@@ -282,7 +284,8 @@ def kept(name, count, slots):
     mechanism = build(name, DIM, HEADS, abc_slots=slots)
     given = {x.untyped_storage().data_ptr() for x in mechanism.parameters()}
     qkv = [torch.randn(1, HEADS, count, DIM, requires_grad=True) for _ in range(3)]
-    given |= {x.untyped_storage().data_ptr() for x in qkv}
+    key = informed(TokenInfo.whole(count), qkv[1].detach())
+    given |= {x.untyped_storage().data_ptr() for x in (*qkv, key.inputs)}
     found = {}
 
     def pack(x):
@@ -290,7 +293,7 @@ def kept(name, count, slots):
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        mechanism(*qkv, mask=CAUSAL)
+        mechanism(*qkv, query=key, key=key, mask=CAUSAL)
         return sum(size for pointer, size in found.items() if pointer not in given)
 
 

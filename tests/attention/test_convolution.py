@@ -17,14 +17,19 @@ from leapformer_fairseq.attention import (
     PrefixMask,
     Projections,
     TokenInfo,
-    build,
     step_of,
 )
 from leapformer_fairseq.attention.ops import reference
 from leapformer_fairseq.attention.recurrent.convolution import ShortConvolution
 from leapformer_fairseq.support.errors import LeapformerError
 
-from .cases import DIM, HEADS, difference, written
+from .cases import (
+    DIM,
+    HEADS,
+    build,
+    difference,
+    written,
+)
 
 DECLARED = sorted(name for name, cls in MECHANISMS.items() if "short_conv" in {option.name for option in cls.options})
 CHANNELS = 3
@@ -160,10 +165,10 @@ def unknown(count: int) -> TokenInfo:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: build("delta", DIM, HEADS, short_conv=1), "--short-conv 1: give at least 2 taps, or 0"),
-        (lambda m: build("kda", DIM, HEADS, short_conv=-4), "--short-conv -4: give at least 2 taps, or 0"),
+        (lambda m: build("delta", DIM, HEADS, short_conv=1), "short_conv 1: give at least 2 taps, or 0"),
+        (lambda m: build("kda", DIM, HEADS, short_conv=-4), "short_conv -4: give at least 2 taps, or 0"),
         (lambda m: build("gla", DIM, HEADS, short_conv=4), "'gla' has no option 'short_conv'"),
-        (lambda m: m(*qkv(5)), "--short-conv.* is a decoder's; build it with block='encoder-self'"),
+        (lambda m: m(*qkv(5)), "short_conv.* is a decoder's; build it with block='encoder-self'"),
         (lambda m: m(*qkv(5), mask=PrefixMask(2)), "build it with block='decoder-cross'"),
         (lambda m: m(*qkv(5)[:2], qkv(5)[2], mask=ChunkMask(2)), "build it with block='encoder-self'"),
         (lambda m: m(qkv(5)[0], *qkv(4)[1:], mask=CAUSAL), "of self-attention.*; here are 5 queries and 4 keys"),

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from leapformer_fairseq.attention import CAUSAL, ChunkMask, PrefixMask, Projections, TokenInfo, build, step_of
+from leapformer_fairseq.attention import CAUSAL, ChunkMask, PrefixMask, Projections, TokenInfo, step_of
 from leapformer_fairseq.attention import mechanism as contract
 from leapformer_fairseq.attention.decoding import cpu as native
 from leapformer_fairseq.attention.linear import elu as elu_file
@@ -45,6 +45,7 @@ from .cases import (
     VARIANTS,
     WAYS,
     attend,
+    build,
     difference,
     empty,
     gradients,

@@ -125,7 +125,7 @@ def test_sparse_consistency(alpha):
 
 @pytest.mark.parametrize("alpha", ["1", "0.5", "-2", "inf", "nan", "sparse", ""])
 def test_wrong_alphas_are_refused_in_one_line(alpha):
-    with pytest.raises(LeapformerError, match=r"^--entmax-alpha .*: give a number above 1 .*, or learned$"):
+    with pytest.raises(LeapformerError, match=r"^entmax_alpha .*: give a number above 1 .*, or learned$"):
         build("entmax", DIM, HEADS, entmax_alpha=alpha)
 
 

@@ -12,10 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from leapformer_fairseq.attention import CAUSAL, Projections, build, step_of
+from leapformer_fairseq.attention import CAUSAL, Projections, step_of
 from leapformer_fairseq.attention.linear.base import LinearState
 
-from .cases import DIM, HEADS
+from .cases import (
+    DIM,
+    HEADS,
+    build,
+)
 
 STEPS, EVERY, BATCH, WIDTH = 200_000, 1000, 2, HEADS * DIM
 # name, options, what inputs are multiplied by, the largest error allowed, relative to the outputs of 1000 steps

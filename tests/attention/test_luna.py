@@ -269,11 +269,11 @@ def test_dropout_falls_on_training_alone():
 
 
 def test_bad_input_is_said_in_one_line():
-    with pytest.raises(LeapformerError, match="--luna-length 0: give at least 1"):
+    with pytest.raises(LeapformerError, match="luna_length 0: give at least 1"):
         build("luna", DIM, HEADS, luna_length=0)
-    with pytest.raises(LeapformerError, match="--luna-projections 'five': choose from: tied, raw, untied, standard"):
+    with pytest.raises(LeapformerError, match="luna_projections 'five': choose from: tied, raw, untied, standard"):
         build("luna", DIM, HEADS, luna_projections="five")
-    with pytest.raises(LeapformerError, match="--luna-pack-heads 3 does not divide the width 16 of the block"):
+    with pytest.raises(LeapformerError, match="luna_pack_heads 3 does not divide the width 16 of the block"):
         build("luna", DIM, HEADS, luna_pack_heads=3)
     assert "source 9; make them equal" in build("luna", DIM, HEADS, input_dim=9).capabilities.unsupported_reason(
         "decoder-cross"

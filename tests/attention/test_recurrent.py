@@ -144,7 +144,7 @@ def truth(m, case, formula, wrong=False):
     def one(q, k, v, h, whole):
         x = all_keys(m, whole)
         if getattr(m, "convolution", None):
-            q, k, v, x = convolved(m, q, k, v, h, x, case)
+            q, k, v = convolved(m, q, k, v, h, case)
         q, k, decay, b = formula(m, q, k, x, h)
         decay = 1.01 * decay - 0.001 if wrong else decay
         if not m.averages:
@@ -169,12 +169,12 @@ def convolves(name, options) -> bool:
     return bool(getattr(made(name, options), "convolution", None))
 
 
-def convolved(m, q, k, v, h, x, case):
-    """Of one head; and of the keys of all, x, of which gates are made where there are no inputs."""
+def convolved(m, q, k, v, h, case):
+    """Of one head."""
     queries, keys, values = m.convolution.weight.split([HEADS * DIM, HEADS * DIM, HEADS * v.shape[1]], 1)
     ends = range(1, len(q) + 1) if case.mask == CAUSAL else None
     each = [(y, w.unflatten(1, (HEADS, -1))[:, h]) for y, w in ((q, queries), (k, keys), (v, values))]
-    return (reference.convolution(y, w, m.convolution.before, ends) for y, w in [*each, (x, keys)])
+    return (reference.convolution(y, w, m.convolution.before, ends) for y, w in each)
 
 
 def normed(o: Tensor) -> Tensor:

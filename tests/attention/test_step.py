@@ -11,13 +11,22 @@ import pytest
 import torch
 from torch import nn
 
-from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Projections, TokenInfo, build, step_of
+from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Projections, TokenInfo, step_of
 from leapformer_fairseq.attention.bounded.sums import SlotSums
 from leapformer_fairseq.attention.decoding import cpu as native
 
 from ..covering import covering
 from . import cases
-from .cases import DIM, HEADS, attend, empty, heads, joined, written
+from .cases import (
+    DIM,
+    HEADS,
+    attend,
+    build,
+    empty,
+    heads,
+    joined,
+    written,
+)
 from .conftest import take
 
 B, H, D, C, T = 3, HEADS, DIM, HEADS * DIM, 9

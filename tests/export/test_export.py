@@ -118,7 +118,7 @@ def test_encoders_with_decay_or_delta_rule_go_from_row_to_row(encoder):
     info = TokenInfo(keep.long().cumsum(1), keep=keep, inputs=rows.transpose(0, 1)).cleared()
     for block, states in zip(source.blocks, found, strict=True):
         first = block.attention.empty_state(2)
-        expected = block.attention.mechanism.write(first, *block.attention._kv(rows), info)
+        expected = block.attention.mechanism.write(first, *block.attention.project_keys(rows, info), info)
         assert float((states - expected.kv).abs().max()) < 1e-10
     with torch.no_grad():
         assert torch.equal(model.encoder(tokens, keep.sum(1))["encoder_out"][0], rows)
@@ -170,7 +170,9 @@ def padded_sources_are_read(model: Any, path: Path) -> None:
             rows = model.encoder(tokens, keep.sum(1))["encoder_out"][0]
         info = TokenInfo(keep.long().cumsum(1), keep=keep, inputs=rows.transpose(0, 1)).cleared()
         states = [
-            block.attention.mechanism.write(block.attention.empty_state(len(tokens)), *block.attention._kv(rows), info)
+            block.attention.mechanism.write(
+                block.attention.empty_state(len(tokens)), *block.attention.project_keys(rows, info), info
+            )
             for block in source.blocks
         ]
         for ours, theirs in zip(tensors_of(states), graphs.read(tokens.numpy()).values(), strict=True):

@@ -222,10 +222,12 @@ def test_a_control_reads_what_the_keys_are_projected_from(cross):
     key = source if cross else x
     with torch.no_grad():
         out, _ = attention(x, key, key)
-        q, (k, v) = attention._q(x), attention._kv(key)
         rows = replace(TokenInfo.whole(len(key)), inputs=key.transpose(0, 1))
-        expected = attention._out(mechanism(q, k, v, key=rows, mask=None if cross else CAUSAL, execution="reference"))
-        other = attention._out(mechanism(q, k, v, key=replace(rows, inputs=rows.inputs.flip(0)), mask=None))
+        q, (k, v) = attention.project_queries(x, rows), attention.project_keys(key, rows)
+        expected = attention.project_out(
+            mechanism(q, k, v, key=rows, mask=None if cross else CAUSAL, execution="reference")
+        )
+        other = attention.project_out(mechanism(q, k, v, key=replace(rows, inputs=rows.inputs.flip(0)), mask=None))
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
     assert (other - expected).abs().max() > 1e-3
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from leapformer_fairseq.attention import MECHANISMS, PrefixMask
+from leapformer_fairseq.attention.block import Memory
 from leapformer_fairseq.cli import main as cli
 from leapformer_fairseq.modules import PassOptions, attentions
-from leapformer_fairseq.modules.attention import Memory
 from leapformer_fairseq.runtime.audio import SAMPLE_RATE, UNIT_SAMPLES, fbank
 from leapformer_fairseq.runtime.cmvn import Cmvn
 from leapformer_fairseq.runtime.commands import serve as serve_command

@@ -74,11 +74,11 @@ class BoundedMechanism(Mechanism):
         """What every key contributes to every query, (B, H, T, S): the quadratic reference. Mask CAUSAL or None."""
 
     @in_float32
-    def scan(
-        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
+    def scan_(
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
     ) -> tuple[Tensor, State]:
         if with_state(mask) != CAUSAL or not q.shape[2]:
-            return super().scan(state, q, k, v, query, key, mask)
+            return super().scan_(state, q, k, v, query, key, mask)
         if q.shape[2] == 1:  # in a decoding step, write and read do less than `_causal`
             state = self.write(state, k, v, key)
             return self.read(state, q, key), state

@@ -11,6 +11,7 @@ from torch import Tensor
 from ...support.errors import LeapformerError
 from ..capabilities import DECODER_SELF, Capabilities
 from ..mechanism import State
+from ..ops import dispatch
 from ..options import Option
 from ..registry import register
 from ..tokens import TokenInfo
@@ -47,13 +48,13 @@ class Cluster(SlotSums):
         self.rounds: int = self.chosen.abc_cluster_rounds
 
     def control(self, k: Tensor, tokens: TokenInfo) -> Tensor:
-        cluster = clusters(tokens.inputs_or(k), tokens.keep, self.slots, self.rounds)
+        cluster = clusters(tokens.required_inputs(k.dtype), tokens.keep, self.slots, self.rounds)
         return F.one_hot(cluster, self.slots).to(k.dtype).unsqueeze(1)
 
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> SlotState:
         mass = self._tensors(state)[2]
         # Not checked on a GPU, which would have to be waited for, nor in a graph, which has no values.
-        if mass.is_cpu and not torch.compiler.is_exporting() and mass.any():
+        if mass.is_cpu and not dispatch.is_traced() and mass.any():
             raise LeapformerError("abc-cluster: more tokens make other clusters; give all tokens of a sequence at once")
         return super().write(state, k, v, key)
 
@@ -75,7 +76,7 @@ def clusters(x: Tensor, keep: Tensor | None, count: int, rounds: int) -> Tensor:
         size = member.sum(1).unsqueeze(-1)
         centres = torch.where(size > 0, member.mT @ x / size.clamp_min(1), centres)
         before, cluster = cluster, _nearest(x, centres)
-        if cluster.is_cpu and not torch.compiler.is_exporting() and torch.equal(cluster, before):
+        if cluster.is_cpu and not dispatch.is_traced() and torch.equal(cluster, before):
             break
     return cluster
 

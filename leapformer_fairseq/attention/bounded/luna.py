@@ -25,7 +25,7 @@ from ..layers import normalised, projected
 from ..linear.elu import elu1
 from ..masks import Mask
 from ..mechanism import Inputs, State
-from ..ops import linear
+from ..ops import dispatch, linear
 from ..ops.precision import accumulated, in_float32, without_autocast
 from ..options import Option
 from ..positions import sinusoids
@@ -122,8 +122,8 @@ class Luna(BoundedMechanism):
     names the other projections. In library use there are none: keys and values are unpacked and written as given.
     """
 
-    # An instance replaces the carry's width.
-    capabilities = Capabilities(prefixes=False, append=False, normalized=False, needs_inputs=True, carry_width=0)
+    # An instance replaces the carry's width, and `needs_inputs` once it has layers that project inputs.
+    capabilities = Capabilities(prefixes=False, append=False, normalized=False, carry_width=0)
     state_class = LunaState
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
@@ -157,6 +157,7 @@ class Luna(BoundedMechanism):
         if self.projections == "untied" and self.block is not None:
             roles += ["write"] if self.block == DECODER_SELF else ["unpack_key", "unpack_value"]
         self.own = nn.ModuleDict({role: _linear(width) for role in roles})
+        self.capabilities = replace(self.capabilities, needs_inputs="write" in roles)
         if self.projections == "raw":
             self.register_buffer("raw_keys", torch.tensor(1))  # so that checkpoints with tied keys do not load
             if self.block == DECODER_SELF:
@@ -182,7 +183,7 @@ class Luna(BoundedMechanism):
             "standard": {"query": q, "value": v, "unpack_key": k, "unpack_value": v},
         }[self.projections]
         unused = ("k_proj",) if self.projections in ("tied", "raw") else ()
-        self.capabilities = replace(self.capabilities, unused_projections=unused)
+        self.capabilities = replace(self.capabilities, unused_projections=unused, needs_inputs=True)
 
     # -------------------------------------------------------------------------------------------- the packed sequence
     def first_carry(self, batch: int) -> Carry:
@@ -214,10 +215,16 @@ class Luna(BoundedMechanism):
             return None
         return _split(projected(layer, x), heads or self.num_heads)
 
+    def _projected_input(self, role: str, tokens: TokenInfo, like: Tensor) -> Tensor | None:
+        """The block's input, projected by the layer with this role; None if no layer has it."""
+        if role not in self.own and self.stock.get(role) is None:
+            return None
+        return self._projected(role, tokens.required_inputs(like.dtype))
+
     def _keys(self, k: Tensor, tokens: TokenInfo) -> Tensor:
         """The keys (B, H, S, D) that queries and P attend to; with raw keys the block's input itself."""
-        raw = self.projections == "raw" and self.stock and tokens.inputs is not None
-        return _split(tokens.inputs_or(k), self.num_heads) if raw else k
+        raw = self.projections == "raw" and self.stock
+        return _split(tokens.required_inputs(k.dtype), self.num_heads) if raw else k
 
     def _pseudo_queries(self, packed: Tensor, heads: int) -> Tensor:
         """P W_pq / sqrt(D), (B, H, l, D)."""
@@ -247,7 +254,7 @@ class Luna(BoundedMechanism):
             alpha = self._written(queries, k, key)
             return LunaState(added(keys, k.mT, alpha), added(values, alpha.mT, v), queries, keep)
         keep = state.of(PackedState).keep
-        if state.batch_size and keep.is_cpu and keep.any():
+        if state.batch_size and keep.is_cpu and not dispatch.is_traced() and keep.any():
             raise LeapformerError("luna packs all keys at once and cannot append some; give it whole sequences")
         return self._pack(k, v, key, self.dropping())[1]
 
@@ -291,7 +298,7 @@ class Luna(BoundedMechanism):
     # --------------------------------------------------------------------------------------------------------- causal
     def _written(self, queries: Tensor, k: Tensor, tokens: TokenInfo) -> Tensor:
         """a: how strongly each token is written into each slot, (B, H, S, l)."""
-        x = self._projected("write", tokens.inputs_or(k))
+        x = self._projected_input("write", tokens, k)
         return kept(self.alpha(k if x is None else x, queries, self.dropping()), tokens)
 
     def alpha(self, x: Tensor, queries: Tensor, dropout: float) -> Tensor:
@@ -332,7 +339,7 @@ class Luna(BoundedMechanism):
     def _composed(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
         k = self._keys(k, key)
         if mask is None:
-            values = self._projected("value", key.inputs_or(k))
+            values = self._projected_input("value", key, k)
             weights, state = self._pack(k, k if values is None else values, key, dropout)
             weights = weights if self.pack_heads == self.num_heads else weights.mean(1, keepdim=True)
             return self._unpack(q, state, dropout) @ weights

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...support.errors import LeapformerError
 from ..capabilities import Capabilities
 from ..kernels import SlotKernel
 from ..options import Option
@@ -60,12 +59,7 @@ class MLP(SlotSums):
         nn.init.xavier_uniform_(self.control_weight, gain=2**-0.5)
 
     def control(self, k: Tensor, tokens: TokenInfo) -> Tensor:
-        x = tokens.inputs_or(k)
-        if x.shape[-1] != self.input_dim:
-            raise LeapformerError(
-                f"abc-mlp was built for inputs {self.input_dim} wide and got {x.shape[-1]}; give their width as "
-                "input_dim when it is built, and the inputs themselves in TokenInfo.inputs"
-            )
+        x = tokens.required_inputs(k.dtype)
         logits = F.linear(x, self.control_weight.to(x.dtype))
         return self.alpha(logits).unflatten(-1, (self.num_heads, self.slots)).transpose(1, 2)
 

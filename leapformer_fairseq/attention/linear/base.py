@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from ..masks import CAUSAL, ChunkMask, Mask, with_state
+from ..masks import ChunkMask, Mask, with_state
 from ..mechanism import Inputs, Mechanism, State, shown
 from ..ops import dispatch, linear
 from ..ops.precision import accumulated, in_float32, without_autocast
@@ -98,15 +98,15 @@ class LinearMechanism(Mechanism):
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
         return linear.normalize(_read(_kv(state), self.map_queries(q, query)), self.normalizer_floor)
 
-    def scan(
-        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
+    def scan_(
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
     ) -> tuple[Tensor, LinearState]:
         if not q.shape[2]:
-            return super().scan(state, q, k, v, query, key, mask)  # type: ignore[return-value]
+            return super().scan_(state, q, k, v, query, key, mask)  # type: ignore[return-value]
         return self._segment(state, shown(q, k, v, query, key, mask))  # type: ignore[return-value]
 
     def loop(
-        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
     ) -> tuple[Tensor, State]:
         # All pairs: in a graph this is faster than a loop over tokens.
         return self._by_pairs(_kv(state), Inputs(q, k, v, query, key, with_state(mask)))

@@ -76,7 +76,7 @@ class CosReweighted(Features):
     proportion: Tensor = field(kw_only=True)
 
     def expanded(self) -> Tensor:
-        if dispatch.is_transformed() or torch.compiler.is_exporting():  # in a graph, writing into slices is slow
+        if dispatch.is_traced():  # in a graph, writing into slices is slow
             return torch.cat([self.x * half for half in _cos_sin(self.proportion)], -1)
         return _CosReweight.apply(self.x, self.proportion)
 

@@ -6,11 +6,9 @@ tests; `leapformer doctor` prints those in force. For a new GPU: `bash scripts/g
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -97,37 +95,38 @@ BOUNDS: dict[str, Bounds] = {
         source="measured on an H100, head dimension 64",
     ),
 }
-_overrides: ContextVar[dict[str, Any]] = ContextVar("bounds", default={})  # noqa: B039  (never changed in place)
+IN_GRAPH = 8  # states that a graph computes in turn
+KINDS = {field.name: type(getattr(BOUNDS["cpu"], field.name)) for field in fields(Bounds)}
+_overrides: dict[str, Any] = {}
 
 
 def bounds(device: torch.device) -> Bounds:
     """The bounds in force on a device. Other devices than CPUs and GPUs, such as `meta`, have those of a GPU."""
     defaults = BOUNDS.get(device.type, BOUNDS["cuda"])
-    given = os.environ.get(VARIABLE)
-    changes = {**(_from_environment(given) if given else {}), **_overrides.get()}
+    changes = {**_from_environment(os.environ.get(VARIABLE, "")), **_overrides}
     return replace(defaults, **changes) if changes else defaults
 
 
 @contextmanager
 def override(**changes: Any) -> Iterator[None]:
-    """Replace bounds in this thread, on every device, inside the `with` block."""
-    token = _overrides.set({**_overrides.get(), **changes})
+    """Replace bounds in this process, on every device, inside the `with` block."""
+    before = dict(_overrides)
+    _overrides.update(changes)
     try:
         yield
     finally:
-        _overrides.reset(token)
+        _overrides.clear()
+        _overrides.update(before)
 
 
-@functools.cache
 def _from_environment(text: str) -> dict[str, Any]:
-    kinds = {field.name: type(getattr(BOUNDS["cpu"], field.name)) for field in fields(Bounds)}
     changes: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
         try:
-            changes[name] = value == "True" if kinds[name] is bool else kinds[name](value)
+            changes[name] = value == "True" if KINDS[name] is bool else KINDS[name](value)
         except (KeyError, ValueError) as error:
-            raise LeapformerError(f"{VARIABLE} {part!r}: give name=number with a name of {', '.join(kinds)}") from error
+            raise LeapformerError(f"{VARIABLE} {part!r}: give name=number with a name of {', '.join(KINDS)}") from error
     return changes
 
 
@@ -144,6 +143,12 @@ def chunk_of(device: torch.device, ratio: int) -> int:
     return limits.chunk if ratio == 1 else max(min(8, limits.chunk), limits.chunk_keys // ratio)
 
 
+def states_in_turn(device: torch.device) -> int:
+    """The most states that are computed one after another, and not in groups. A graph contains each of them."""
+    limit = bounds(device).states_in_turn
+    return min(limit, IN_GRAPH) if is_traced() else limit
+
+
 def segments_of(q: Tensor, k: Tensor, mask: Mask, kept_tokens: float, size: int) -> Plan:
     """How to cut q (B, H, T, D) and k (B, H, S, D) into segments.
 
@@ -152,7 +157,8 @@ def segments_of(q: Tensor, k: Tensor, mask: Mask, kept_tokens: float, size: int)
     """
     queries, keys, limits = q.shape[2], k.shape[2], bounds(q.device)
     tokens = q.shape[0] * q.shape[1] * (queries + keys)
-    again = tokens > kept_tokens
+    # In a graph autograd is traced, too, and its compiler chooses what to save.
+    again = tokens > kept_tokens and not is_traced()
     if not again and (mask is None or tokens <= limits.kept_segment):
         return Plan([Segment(0, queries, 0, seen(mask, queries, keys), mask)], again=False)
     size = size if again else segment_size(q, limits.kept_segment)
@@ -163,6 +169,14 @@ def segments_of(q: Tensor, k: Tensor, mask: Mask, kept_tokens: float, size: int)
 def segment_size(q: Tensor, segment_tokens: int) -> int:
     """Tokens of each sequence of q (B, H, T, D) in a segment of `segment_tokens` tokens over heads and batch."""
     return max(bounds(q.device).least_segment, segment_tokens // max(1, q.shape[0] * q.shape[1]))
+
+
+def is_traced() -> bool:
+    """Whether operations are recorded in a graph (torch.compile, torch.export) or transformed by torch.func.
+
+    There are no numbers to look at then, and no slices of a tensor to write into.
+    """
+    return torch.compiler.is_compiling() or is_transformed()
 
 
 def is_transformed() -> bool:

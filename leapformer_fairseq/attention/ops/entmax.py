@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import dispatch
+
 ELEMENTS = 2**17  # most elements of the rows that are computed together, so that they stay in the CPU's cache
 STEPS = 16  # at most; usually 4 to 9, at most 13 observed in float64
 
@@ -39,7 +41,8 @@ def _weights(z: Tensor, power: Tensor | float) -> Tensor:
         torch.sub(z, tau, out=above).clamp_min_(0)
         step = _newton_step(above, power)
         tau += step
-        if z.is_cpu and not bool((step > torch.finfo(z.dtype).eps).any()):  # on a GPU the host would have to wait
+        # On a GPU the host would have to wait, and a graph has no values.
+        if z.is_cpu and not dispatch.is_traced() and not bool((step > torch.finfo(z.dtype).eps).any()):
             break
     torch.sub(z, tau, out=above).clamp_min_(0)
     weights = above.square_() if isinstance(power, float) and power == 2 else _powered(above, power)

@@ -91,7 +91,7 @@ def by_head(x: Tensor, weight: Tensor) -> Tensor:
 
 def scores(q: Tensor, k: Tensor) -> Tensor:
     """Scores of all pairs of queries and keys, q k^T, (.., T, S)."""
-    return _Scores.apply(q, k) if torch.is_grad_enabled() else q @ k.mT
+    return _Scores.apply(q, k) if torch.is_grad_enabled() and not dispatch.is_traced() else q @ k.mT
 
 
 def state_of(k: Tensor, v: Tensor, last: bool = False) -> Tensor:
@@ -114,7 +114,7 @@ def states(transition: Tensor | None, added: Tensor, first: Tensor, backward: bo
     `first`, (G, F, M), is the state before the first block. With `backward` the blocks run from the last to the first:
     `first` enters the last block, and "before" means on arrival from the next one. Not differentiable.
     """
-    if added.shape[1] > dispatch.bounds(added.device).states_in_turn:
+    if added.shape[1] > dispatch.states_in_turn(added.device):
         return _states_in_groups(transition, added, first, backward)
     return _states_in_turn(transition, added, first, backward)
 
@@ -122,14 +122,20 @@ def states(transition: Tensor | None, added: Tensor, first: Tensor, backward: bo
 def _states_in_turn(transition: Tensor | None, added: Tensor, first: Tensor, backward: bool) -> tuple[Tensor, Tensor]:
     """`states`, one block after another: the fewest operations, in n calls."""
     count = added.shape[1]
-    before, after = torch.empty_like(added), added.new_empty(first.shape)
     order = range(count - 1, -1, -1) if backward else range(count)
+    if dispatch.is_traced():
+        reached = [first]
+        for block in order:
+            decayed = reached[-1] if transition is None else _applied(transition[:, block], reached[-1])
+            reached.append(added[:, block] + decayed)
+        return torch.stack(reached[-2::-1] if backward else reached[:-1], 1), reached[-1]
+    before, after = torch.empty_like(added), added.new_empty(first.shape)
     before[:, order[0]] = first
     for block, following in zip(order, [*order[1:], None], strict=True):
         out = after if following is None else before[:, following]
         if transition is None:
             torch.add(added[:, block], before[:, block], out=out)
-        elif is_matrix(transition, before):
+        elif is_matrix(transition, added):
             torch.baddbmm(added[:, block], transition[:, block], before[:, block], out=out)
         else:
             torch.addcmul(added[:, block], transition[:, block], before[:, block], out=out)
@@ -150,10 +156,6 @@ def _states_in_groups(transition: Tensor | None, added: Tensor, first: Tensor, b
         return before, before[:, -1] + added[:, -1]
 
     matrix, count, (features, columns) = is_matrix(transition, added), added.shape[1], added.shape[-2:]
-
-    def applied(transition: Tensor, state: Tensor) -> Tensor:
-        return transition @ state if matrix else transition * state
-
     size = math.isqrt(count - 1) + 1
     # Each group starts from an empty state, with the identity in additional columns. These become the product of the
     # transitions so far, by which the state that enters the group is multiplied once it is known.
@@ -167,9 +169,14 @@ def _states_in_groups(transition: Tensor | None, added: Tensor, first: Tensor, b
     by_group = ends.unflatten(0, (len(first), -1))
     arriving, _ = _states_in_turn(by_group[..., columns:], by_group[..., :columns], first, backward=False)
     inside = inside.unflatten(0, (len(first), -1))
-    before = inside[..., :columns] + applied(inside[..., columns:], arriving.unsqueeze(2))
+    before = inside[..., :columns] + _applied(inside[..., columns:], arriving.unsqueeze(2))
     before = before.flatten(1, 2)[:, :count]
-    return before, applied(transition[:, -1], before[:, -1]) + added[:, -1]
+    return before, _applied(transition[:, -1], before[:, -1]) + added[:, -1]
+
+
+def _applied(transition: Tensor, state: Tensor) -> Tensor:
+    """A state (.., F, M), multiplied by a transition: a matrix (.., F, F), or a factor (.., 1 or F, 1)."""
+    return transition @ state if is_matrix(transition, state) else transition * state
 
 
 def running_sums(x: Tensor) -> Tensor:
@@ -417,10 +424,13 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         out, norm, *floors = saved
         floor = floors[0] if floors else ctx.floor
-        sums = grad.new_empty(*grad.shape[:-1], grad.shape[-1] + 1)
-        numerator = torch.div(grad, norm.clamp_min(floor), out=sums[..., :-1])
+        sums = None if dispatch.is_traced() else grad.new_empty(*grad.shape[:-1], grad.shape[-1] + 1)
+        numerator = torch.div(grad, norm.clamp_min(floor), out=None if sums is None else sums[..., :-1])
         to_divisor, above = -(numerator * out).sum(-1, keepdim=True), norm >= floor
-        sums[..., -1:] = to_divisor * above
+        if sums is None:
+            sums = torch.cat([numerator, to_divisor * above], -1)
+        else:
+            sums[..., -1:] = to_divisor * above
         return sums, to_divisor * ~above if ctx.needs_input_grad[1] else None, None, None
 
 

@@ -320,7 +320,7 @@ def _span(total: Tensor) -> int:
 
 def _may_synchronise(x: Tensor) -> bool:
     """Whether the numbers in x may decide what is computed; on a GPU the host then waits for them."""
-    return not x.is_meta and dispatch.bounds(x.device).may_synchronise and not dispatch.is_transformed()
+    return not x.is_meta and dispatch.bounds(x.device).may_synchronise and not dispatch.is_traced()
 
 
 def _system(k: Tensor, total: Tensor | None) -> Tensor:

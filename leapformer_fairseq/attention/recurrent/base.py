@@ -87,11 +87,11 @@ class RecurrentMechanism(Mechanism):
         sums = linear.read_state(self.queries(q, query), state.of(LinearState).kv)
         return self.gated(self._normalized(sums), q, query)
 
-    def scan(
-        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
+    def scan_(
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
     ) -> tuple[Tensor, LinearState]:
         if not q.shape[2]:
-            return super().scan(state, q, k, v, query, key, mask)  # type: ignore[return-value]
+            return super().scan_(state, q, k, v, query, key, mask)  # type: ignore[return-value]
         x = shown(q, k, v, query, key, mask)
         out, after = self._segment(state, x)
         return self._output(out, x), _contiguous(after.kv)

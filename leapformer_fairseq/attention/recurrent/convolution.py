@@ -127,7 +127,7 @@ class ConvolvedMechanism(NormedMechanism):
             return
         sides = max(1, (taps - 1) // 2)
         before, ahead = (sides, sides) if self.block == ENCODER_SELF else (taps - 1, 0)
-        self.convolution = ShortConvolution(3 * head_dim * num_heads, before, ahead)
+        self.convolution, self.value_dim = ShortConvolution(3 * head_dim * num_heads, before, ahead), head_dim
         if self.block is None:
             why = f"its convolution ({SHORT_CONV.flag}) is a decoder's; build it with block="
             refused = {block: f"{why}{block!r}" for block in (ENCODER_SELF, DECODER_CROSS)}
@@ -151,26 +151,26 @@ class ConvolvedMechanism(NormedMechanism):
         self._reject_separate()
         return super().read(state, q, query)
 
-    def scan(
-        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
+    def scan_(
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
     ) -> tuple[Tensor, LinearState]:
         if self.convolution is None or not q.shape[2]:
-            return super().scan(state, q, k, v, query, key, mask)
+            return super().scan_(state, q, k, v, query, key, mask)
         x, tail = self._convolved(shown(q, k, v, query, key, mask), state.of(ConvolvedState).tail)
         if q.shape[2] == 1:  # one token writes, then reads
             after = super().write(state, x.k, x.v, x.key)
             out = super().read(after, x.q, x.query)
         else:
-            out, after = super().scan(state, *x)
+            out, after = super().scan_(state, *x)
         return out.to(v.dtype), ConvolvedState(after.kv, tail)
 
     def extend(self, state: State, q: Tensor, k: Tensor, v: Tensor, tokens: TokenInfo) -> tuple[Tensor, State]:
         if self.convolution is None:
             return super().extend(state, q, k, v, tokens)
-        return self.scan(state, q, k, v, tokens, tokens)
+        return self.scan_(state, q, k, v, tokens, tokens, CAUSAL)
 
     def loop(
-        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = CAUSAL
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
     ) -> tuple[Tensor, State]:
         if self.convolution is None or with_state(mask) == CAUSAL:
             return super().loop(state, q, k, v, query, key, mask)

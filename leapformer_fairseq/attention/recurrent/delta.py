@@ -47,7 +47,7 @@ class DeltaRule(ConvolvedMechanism):
         return self._direction(q, self.head_dim)
 
     def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
-        strength = by_heads(projected(self.strength, tokens.inputs_or(k)), self.num_heads).sigmoid()
+        strength = by_heads(projected(self.strength, tokens.required_inputs(k.dtype)), self.num_heads).sigmoid()
         strength = 2 * strength if self.chosen.delta_negative else strength
         return Written(self._direction(k), v, self.log_decay(k, tokens), strength)
 
@@ -114,7 +114,8 @@ class GatedDelta(DeltaRule):
         self.log_rate = nn.Parameter(log_rates(num_heads, chosen, self.least_rate))
 
     def log_decay(self, k: Tensor, tokens: TokenInfo) -> Tensor:
-        return -self.log_rate.to(k.dtype).exp() * F.softplus(self.gate(k, tokens))
+        # log sigmoid(-x) is -softplus(x); PyTorch 2.13 cannot trace the gradient of a transposed softplus (aot_eager).
+        return self.log_rate.to(k.dtype).exp() * F.logsigmoid(-self.gate(k, tokens))
 
     def recurrence(self) -> RecurrentKernel:
         return replace(super().recurrence(), rates=self.log_rate.exp().flatten(), gate=self.gate.affine())

@@ -44,7 +44,7 @@ class Gate(nn.Module):
 
     def forward(self, k: Tensor, tokens: TokenInfo) -> Tensor:
         """The logits for keys k (B, H, S, D), in their precision."""
-        x = tokens.inputs_or(k)
+        x = tokens.required_inputs(k.dtype)
         x = x if self.inner is None else projected(self.inner, x)
         return by_heads(projected(self.outer, x) + self.begin.to(x.dtype), self.num_heads)
 

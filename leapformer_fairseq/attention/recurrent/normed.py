@@ -47,6 +47,7 @@ class NormedMechanism(RecurrentMechanism):
         self.activation = self.published_gate if chosen == "published" else chosen
         width = head_dim * num_heads
         self.output = None if self.activation == "none" else nn.Linear(width, width, bias=False)
+        self.value_dim = None if self.output is None else head_dim
 
     def queries(self, q: Tensor, tokens: TokenInfo) -> Tensor:
         return q * self.head_dim**-0.5
@@ -64,6 +65,6 @@ class NormedMechanism(RecurrentMechanism):
     def gated(self, out: Tensor, q: Tensor, tokens: TokenInfo) -> Tensor:
         if self.output is None:
             return out
-        x = tokens.inputs_or(q) if tokens.inputs is None else tokens.inputs  # in the precision of the model
-        gate = accumulated(by_heads(projected(self.output, x), self.num_heads))
+        logits = projected(self.output, tokens.required_inputs())  # in the precision of the model
+        gate = accumulated(by_heads(logits, self.num_heads))
         return ACTIVATIONS[self.activation](gate) * out  # the result takes gate's memory layout, which models need next

@@ -154,14 +154,14 @@ def disagreement(name: str) -> str | None:
     if not serving([name], Case("causal", 20, 20)):
         return None
     q, k, v = _inputs(Case("causal", 20, 20), exact, batch=1)
-    tokens = TokenInfo.whole(20).without_lengths()
+    tokens = measure.described(q, k)["key"].without_lengths()
     with torch.no_grad():
         expected = [mechanism(q, k, v, query=tokens, key=tokens, mask=CAUSAL, execution="reference")]
         outputs, state = [], mechanism.init_state(1, HEAD_DIM, k, mask=CAUSAL)
         for t in range(20):
             here = tokens.narrow(t, t + 1)
             q_t, k_t, v_t = (x[:, :, t : t + 1] for x in (q, k, v))
-            out, state = mechanism.scan(state, q_t, k_t, v_t, here, here)
+            out, state = mechanism.scan_(state, q_t, k_t, v_t, here, here, CAUSAL)
             outputs.append(out)
         error = _largest_error([torch.cat(outputs, 2)], expected)
     return None if error < PARITY else f"token by token it differs from the reference by {error:.1e}"
@@ -172,12 +172,13 @@ def times(case: Case, names: list[str], place: measure.Place, seconds: float) ->
     inputs = _inputs(case, place)
     grad = torch.randn_like(inputs[0])
     mechanisms = {name: make(name, place.device) for name in serving(names, case)}
+    tokens = measure.described(*inputs[:2])
     ways: dict[tuple[str, str], Callable[..., Tensor]] = {(SDPA, SDPA): _sdpa(case, place.device)}
     ways |= {(name, "auto"): way for name, way in peers.find(mechanisms, case.kind, place).items()}
     for name, mechanism in mechanisms.items():
         for execution in EXECUTIONS:
             if execution != "reference" or case.queries * case.keys <= REFERENCE_PAIRS:
-                ways[name, execution] = partial(mechanism, mask=case.mask, execution=execution)
+                ways[name, execution] = partial(mechanism, **tokens, mask=case.mask, execution=execution)
     parameters = [parameter for mechanism in mechanisms.values() for parameter in mechanism.parameters()]
     calls = {label: partial(_time, way, inputs, parameters, grad) for label, way in ways.items()}
     medians = measure.medians(calls, seconds)
@@ -201,14 +202,15 @@ def steps(length: int, names: list[str], place: measure.Place, seconds: float) -
     case = Case("causal", length, length)
     q, k, v = (x.detach() for x in _inputs(case, place, batch=1))
     device = place.device
-    past = TokenInfo.whole(length, device=device).without_lengths()
-    next_one = TokenInfo(torch.tensor([[length + 1]], device=device))
+    past = measure.described(q, k)["key"].without_lengths()
+    assert past.inputs is not None
+    next_one = TokenInfo(torch.tensor([[length + 1]], device=device), inputs=past.inputs[:, :1])
     calls = {}
     for name in ("softmax", *(name for name in serving(names, case) if name != "softmax")):
         mechanism = make(name, device)
-        _, state = mechanism.scan(mechanism.init_state(1, HEAD_DIM, k, mask=CAUSAL), k, k, v, past, past)
+        _, state = mechanism.scan_(mechanism.init_state(1, HEAD_DIM, k, mask=CAUSAL), k, k, v, past, past, CAUSAL)
         q_t, k_t, v_t = (x[:, :, :1] for x in (q, k, v))
-        calls[name] = partial(_step, partial(mechanism.scan, state, q_t, k_t, v_t, next_one, next_one), device)
+        calls[name] = partial(_step, partial(mechanism.scan_, state, q_t, k_t, v_t, next_one, next_one), device)
     medians = measure.medians(calls, seconds)
     return [
         {**_labels(case, place, name, "step"), "us": step * 1e6, "ratio": medians["softmax"][0] / step}
@@ -232,11 +234,12 @@ def peak_above_inputs(name: str, case: Case, place_name: str) -> int | None:
     place = measure.Place.parse(place_name)
     peak = None
     for size in (*_square("causal", 64), case):  # the first call loads libraries, which must not count
-        attend = _sdpa(size, place.device) if name == SDPA else partial(make(name, place.device), mask=size.mask)
         inputs = _inputs(size, place)
+        tokens = {} if name == SDPA else measure.described(*inputs[:2])
+        attend = _sdpa(size, place.device) if name == SDPA else partial(make(name, place.device), mask=size.mask)
         grad = torch.randn_like(inputs[0])
         with measure.peak_growth(place.device) as growth:
-            attend(*inputs).backward(grad)
+            attend(*inputs, **tokens).backward(grad)
         peak = growth()
     return peak
 
@@ -288,7 +291,7 @@ def _step(extend: Callable[[], object], device: torch.device) -> measure.Seconds
 def _results(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, case: Case, execution: Any) -> list[Tensor]:
     """The output and all gradients of its squared sum; gradients of unused inputs are zeros."""
     inputs = (q, k, v, *mechanism.parameters())
-    out = mechanism(q, k, v, mask=case.mask, execution=execution)
+    out = mechanism(q, k, v, **measure.described(q, k), mask=case.mask, execution=execution)
     return [out.detach(), *torch.autograd.grad(out.square().sum(), inputs, materialize_grads=True)]
 
 

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...attention import CAUSAL, MECHANISMS, Mechanism, TokenInfo, build, find
+from ...attention import CAUSAL, MECHANISMS, Mechanism, build, find
 from ...attention.bounded.base import BoundedMechanism
 from ...attention.bounded.mlp import MLP
 from . import measure
@@ -129,7 +129,7 @@ def system(name: str, place: measure.Place) -> System:
     if name == SDPA:
         return System(partial(F.scaled_dot_product_attention, is_causal=True))
     mechanism = make(REFERENCE if name == CUMULATIVE else name).to(place.device)
-    attend = partial(cumulative, mechanism) if name == CUMULATIVE else partial(mechanism, mask=CAUSAL)
+    attend = partial(cumulative, mechanism) if name == CUMULATIVE else partial(_causal, mechanism)
     return System(attend, list(mechanism.parameters()))
 
 
@@ -155,9 +155,13 @@ def _members() -> tuple[str, ...]:
 MECHANISMS_MEASURED = _members()
 
 
+def _causal(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return cast(Tensor, mechanism(q, k, v, **measure.described(q, k), mask=CAUSAL))
+
+
 def cumulative(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal abc-mlp by its formula, for all prefixes at once (Peng et al., 2022, arXiv:2110.02488, appendix B.1)."""
-    control = cast(MLP, mechanism).control(k, TokenInfo.whole(k.shape[2], device=k.device))
+    control = cast(MLP, mechanism).control(k, measure.described(q, k)["key"])
     alpha = control.unsqueeze(-1)  # (B, H, N, n, 1)
     total = alpha.cumsum(2)
     keys, values = ((alpha * x.unsqueeze(3)).cumsum(2) / total for x in (k, v))

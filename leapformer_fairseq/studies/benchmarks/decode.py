@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...attention import CAUSAL, MECHANISMS, OPTIONS, TokenInfo, build
+from ...attention import CAUSAL, MECHANISMS, OPTIONS, build
 from ...attention.decoding import cpu
 from ...attention.sparse.pattern import Pattern
 from ...models.transformer import Decoder
@@ -253,15 +253,15 @@ def make(
 def fill(decoder: Any, state: dict[str, Any], case: Case, like: Tensor) -> None:
     """Fill the state with `case.target` random keys and values, without running the decoder over them."""
     shape = (case.rows, HEADS, case.target, like.shape[2] // HEADS)
-    tokens = TokenInfo.whole(case.target, device=like.device).without_lengths()
     for layer in decoder.layers:
         k, v = like.new_empty(shape).normal_(), like.new_empty(shape).normal_()
         if isinstance(layer.self_attn, MechanismAttention):
             for attention in (layer.self_attn, layer.encoder_attn):
                 attention.memory(state).queries = case.target
             mechanism = layer.self_attn.mechanism
+            tokens = measure.described(k, k)["key"].without_lengths()
             first = mechanism.init_state(len(k), v.shape[3], k, mask=CAUSAL)
-            _, layer.self_attn.memory(state).state = mechanism.scan(first, k, k, v, tokens, tokens)
+            _, layer.self_attn.memory(state).state = mechanism.scan_(first, k, k, v, tokens, tokens, CAUSAL)
         else:
             past = {"prev_key": k, "prev_value": v, "prev_key_padding_mask": None}
             layer.self_attn._set_input_buffer(state, past)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -24,7 +22,6 @@ from ...attention import (
     build,
     step_of,
 )
-from ...attention.ops import dispatch
 from ...attention.sparse.pattern import Pattern
 
 Row = dict[str, Any]
@@ -122,23 +119,6 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {first[:200]}"
 
 
-@contextmanager
-def bounds(changes: dict[str, Any]) -> Iterator[None]:
-    """Override thresholds in all threads, through the environment.
-
-    `dispatch.override` holds for one thread, and on a GPU the backward pass runs in another one.
-    """
-    before = os.environ.get(dispatch.VARIABLE)
-    os.environ[dispatch.VARIABLE] = ",".join([before or "", *(f"{name}={value}" for name, value in changes.items())])
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[dispatch.VARIABLE]
-        else:
-            os.environ[dispatch.VARIABLE] = before
-
-
 class Block(nn.Module):
     """Causal self-attention with its projections, as in language models."""
 
@@ -162,7 +142,7 @@ class Block(nn.Module):
     def extend(self, x: Tensor, state: State, seen: int) -> tuple[Tensor, State]:
         """Process more tokens x, (B, T, C), after `seen` ones: their outputs, and the new state."""
         q, k, v, tokens = self._projected(x, seen)
-        out, state = self.mechanism.scan(state, q, k, v, tokens, tokens, CAUSAL)
+        out, state = self.mechanism.scan_(state, q, k, v, tokens, tokens, CAUSAL)
         return self.out(out.transpose(1, 2).flatten(2)), state
 
     def empty(self, x: Tensor) -> State:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ...attention import CAUSAL, MECHANISMS, Mechanism, Step
+from ...attention.ops import dispatch
 from ...support.memory import MIB
 from . import gpu_cases as cases
 from . import measure
@@ -140,9 +141,9 @@ def _results(mechanism: Mechanism, kind: str, way: str, q: Tensor, k: Tensor, v:
     """The output and all gradients, by name."""
     wanted = {"dq": q, "dk": k, "dv": v, **{PARAMETER + name: x for name, x in mechanism.named_parameters()}}
     execution, changes = WAYS[way]
-    with cases.bounds(changes):
+    with dispatch.override(**changes):
         with torch.autocast(q.device.type, q.dtype if way == AUTOCAST else None, enabled=way == AUTOCAST):
-            out = mechanism(q, k, v, mask=KINDS[kind], execution=execution)
+            out = mechanism(q, k, v, **measure.described(q, k), mask=KINDS[kind], execution=execution)
         grads = torch.autograd.grad(out, list(wanted.values()), grad, allow_unused=True)
     return {"output": out.detach()} | {name: x for name, x in zip(wanted, grads, strict=True) if x is not None}
 
@@ -193,7 +194,7 @@ def synchronisation(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
     step = torch.no_grad()(partial(_token_by_token, block, block.step(), x[:, :3]))  # its preparation may wait
 
     def scan() -> None:
-        with cases.bounds(SEGMENTS):
+        with dispatch.override(**SEGMENTS):
             block(x, "scan").backward(grad)
 
     rows = []
@@ -236,7 +237,9 @@ def memory(name: str, device: torch.device, sizes: Sizes) -> list[Row]:
         q, k, v = cases.inputs(sizes, "causal", tokens, 1, torch.bfloat16, device)
         mechanism.zero_grad(set_to_none=True)
         with measure.peak_growth(device) as growth:
-            mechanism(q, k, v, mask=CAUSAL, execution="auto" if name == SOFTMAX else "scan").backward(q.detach())
+            mechanism(
+                q, k, v, **measure.described(q, k), mask=CAUSAL, execution="auto" if name == SOFTMAX else "scan"
+            ).backward(q.detach())
         peaks.append(growth() or 0)
     return [memory_row(name, sizes.memory, peaks[1:], judged=device.type == "cuda")]
 

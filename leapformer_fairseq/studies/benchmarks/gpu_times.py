@@ -181,7 +181,13 @@ def _attention(place: Place, kind: str, length: int, ways: Mapping[str, Attend],
     grad, calls = torch.randn_like(tensors[0]), dict[str, Call]()
     for name, way in ways.items():
         if isinstance(way, nn.Module):
-            calls[name] = partial(both, partial(way, mask=KINDS[kind]), tensors, list(way.parameters()), grad)
+            calls[name] = partial(
+                both,
+                partial(way, **measure.described(*tensors[:2]), mask=KINDS[kind]),
+                tensors,
+                list(way.parameters()),
+                grad,
+            )
         else:
             calls[name] = partial(both, way, tensors, [], grad)
     labels: Row = {"device": str(place), "case": f"{kind} {length:,}", "batch": len(grad)}
@@ -336,10 +342,13 @@ def sweep(
     """Time forward and backward pass under different values of a threshold, which may include the current one."""
     tensors = cases.inputs(sizes, kind, length, None, place.dtype, place.device)
     mechanism, grad = cases.make(name, sizes, place.device), torch.randn_like(tensors[0])
-    attend, parameters = partial(mechanism, mask=KINDS[kind]), list(mechanism.parameters())
+    attend, parameters = (
+        partial(mechanism, **measure.described(*tensors[:2]), mask=KINDS[kind]),
+        list(mechanism.parameters()),
+    )
 
     def under(changes: dict[str, Any]) -> Seconds:
-        with cases.bounds(changes):
+        with dispatch.override(**changes):
             return both(attend, tensors, parameters, grad)
 
     calls = {value: partial(under, changes) for value, changes in ways.items()}

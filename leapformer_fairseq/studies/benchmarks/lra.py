@@ -101,7 +101,7 @@ def disagreement(name: str, protocol: str = protocols.LEAPFORMER) -> str | None:
     inputs = [torch.randn(2, 2, 150, 16, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     grad, results = torch.randn(2, 2, 150, 16, dtype=torch.float64), []
     for execution in ("scan", "reference"):
-        out = mechanism(*inputs, execution=execution)
+        out = mechanism(*inputs, **measure.described(*inputs[:2]), execution=execution)
         grads = torch.autograd.grad(out, inputs, grad, allow_unused=True)
         results.append([out, *(x for x in grads if x is not None)])
     worst = max(float((a - b).detach().abs().max() / b.detach().abs().max()) for a, b in zip(*results, strict=True))

@@ -7,14 +7,17 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import torch
+from torch import Tensor
 
 from ... import register
+from ...attention import TokenInfo
 from ...support.memory import MIB, resident_bytes
 from ...support.processes import pool_of
 
@@ -26,6 +29,14 @@ MIN_ROUNDS, MAX_ROUNDS = 3, 31
 T = TypeVar("T")
 K = TypeVar("K")
 Seconds = tuple[float, ...]  # of the parts of a measured call
+
+
+def described(q: Tensor, k: Tensor) -> dict[str, TokenInfo]:
+    """Tokens of queries and keys (B, H, T, D) without projections: what gates read are the vectors of all heads."""
+    return {
+        name: replace(TokenInfo.whole(x.shape[2], device=x.device), inputs=x.detach().transpose(1, 2).flatten(2))
+        for name, x in (("query", q), ("key", k))
+    }
 
 
 class Case(NamedTuple):

@@ -224,7 +224,7 @@ def one_step(kind: str, way: str, past: Past) -> Callable[[], Tensor]:
 
 def _tokens(block: str | None, keys: Tensor) -> TokenInfo:
     """The tokens of keys (B, H, S, D): of a source, whose length is known, or of a target, whose length is not."""
-    tokens = TokenInfo.whole(keys.shape[2], device=keys.device)
+    tokens = measure.described(keys, keys)["key"]
     return tokens if block == DECODER_CROSS else tokens.without_lengths()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ...attention import CAUSAL, LinearMechanism, Mechanism, TokenInfo
-from .measure import Place
+from .measure import Place, described
 
 logger = logging.getLogger(__name__)
 
@@ -74,5 +74,5 @@ def difference(mechanism: Mechanism, way: Attend, place: Place) -> float:
     shape = (2, mechanism.num_heads, 100, mechanism.head_dim)
     q, k, v = (torch.randn(shape, device=place.device, dtype=place.dtype) for _ in range(3))
     with torch.no_grad():
-        expected = mechanism(q, k, v, mask=CAUSAL, execution="reference")
+        expected = mechanism(q, k, v, **described(q, k), mask=CAUSAL, execution="reference")
         return float((way(q, k, v) - expected).abs().max() / expected.abs().max())

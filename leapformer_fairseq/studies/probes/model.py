@@ -8,32 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...attention import CAUSAL, Mask, TokenInfo, build, sinusoids
+from ...attention import CAUSAL, Attention, Mask, sinusoids
 from ...attention.capabilities import DECODER_CROSS, DECODER_SELF, ENCODER_SELF
 from .tasks import NOTHING, PADDING, Batch, Probe
 
 WIDTH, HEADS, LAYERS, LONGEST = 64, 2, 2, 1024
 
 
-class Attention(nn.Module):
-    """A mechanism with its projections, for tokens (B, T, C)."""
-
-    def __init__(self, name: str, block: str, **options: Any) -> None:
-        super().__init__()
-        self.mechanism = build(name, WIDTH // HEADS, HEADS, block=block, **options)
-        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        for unused in self.mechanism.capabilities.unused_projections:
-            getattr(self, unused.removesuffix("_proj")).requires_grad_(False)
-
-    def forward(self, x: Tensor, source: Tensor | None = None, mask: Mask = None, keep: Tensor | None = None) -> Tensor:
-        key = x if source is None else source
-        tokens = TokenInfo.whole(key.shape[1], keep, x.device)
-        keys = TokenInfo(tokens.positions, tokens.lengths, keep, inputs=key)
-        queries = keys if source is None else TokenInfo(*_positions(x), inputs=x)
-        v = _heads(self.v(key))
-        k = v if self.mechanism.capabilities.keys_are_values else _heads(self.k(key))
-        out = self.mechanism(_heads(self.q(x)), k, v, query=queries, key=keys, mask=mask)
-        return self.out(out.transpose(1, 2).flatten(2))
+def attention(name: str, block: str, **options: Any) -> Attention:
+    return Attention(name, WIDTH, HEADS, block=block, **options)
 
 
 class Layer(nn.Module):
@@ -50,7 +33,7 @@ class Layer(nn.Module):
     ) -> Tensor:
         x = x + self.self_attention(self.norms[0](x), mask=self_mask, keep=keep)
         if self.cross is not None:
-            x = x + self.cross(self.norms[1](x), source, seen)
+            x = x + self.cross(self.norms[1](x), source, mask=seen)
         return x + self.feed_forward(self.norms[2](x))
 
 
@@ -71,10 +54,10 @@ class ProbeModel(nn.Module):
         self.register_buffer("positions", sinusoids(torch.arange(LONGEST), WIDTH))
         self.encoder: Layer | None = None
         if probe.block == DECODER_CROSS:
-            self.encoder = Layer(Attention("softmax", ENCODER_SELF))
-            layers = [Layer(Attention("softmax", DECODER_SELF), Attention(name, DECODER_CROSS, **options))]
+            self.encoder = Layer(attention("softmax", ENCODER_SELF))
+            layers = [Layer(attention("softmax", DECODER_SELF), attention(name, DECODER_CROSS, **options))]
         else:
-            layers = [Layer(Attention(name, probe.block, **options)) for _ in range(LAYERS)]
+            layers = [Layer(attention(name, probe.block, **options)) for _ in range(LAYERS)]
         self.layers = nn.ModuleList(layers)
         self.head = nn.Linear(WIDTH, probe.vocabulary)
 
@@ -110,12 +93,3 @@ class ProbeModel(nn.Module):
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         return self.embedding(tokens) + self.positions[: tokens.shape[1]]
-
-
-def _heads(x: Tensor) -> Tensor:
-    return x.unflatten(2, (HEADS, -1)).transpose(1, 2)
-
-
-def _positions(x: Tensor) -> tuple[Tensor, Tensor]:
-    tokens = TokenInfo.whole(x.shape[1], device=x.device)
-    return tokens.positions, torch.full((1,), x.shape[1], device=x.device)

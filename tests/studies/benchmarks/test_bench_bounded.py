@@ -7,7 +7,6 @@ import json
 import pytest
 import torch
 
-from leapformer_fairseq.attention import CAUSAL
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.studies.benchmarks import bounded, measure
 
@@ -51,7 +50,7 @@ def test_the_cumulative_sums_are_the_same_function_with_the_same_gradients(monke
     inputs = [x.double().detach().requires_grad_() for x in bounded._inputs(70, CPU)]
     grad = torch.randn_like(inputs[0])
     results = []
-    for attend in (lambda *qkv: bounded.cumulative(mechanism, *qkv), lambda *qkv: mechanism(*qkv, mask=CAUSAL)):
+    for attend in (lambda *qkv: bounded.cumulative(mechanism, *qkv), lambda *qkv: bounded._causal(mechanism, *qkv)):
         out = attend(*inputs)
         results.append([out, *torch.autograd.grad(out, [*inputs, *mechanism.parameters()], grad)])
     for one, other in zip(*results, strict=True):

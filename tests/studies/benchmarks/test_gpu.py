@@ -287,7 +287,7 @@ def test_bounds_hold_in_every_thread_and_only_inside(monkeypatch):
     """On a GPU the backward pass runs in a thread of its own."""
     monkeypatch.setenv(dispatch.VARIABLE, "chunk=16")
     seen = []
-    with gpu_cases.bounds({"chunk": 32, **gpu_cases.AGAIN}):
+    with dispatch.override(**{"chunk": 32, **gpu_cases.AGAIN}):
         thread = threading.Thread(target=lambda: seen.append(dispatch.bounds(CPU)))
         thread.start()
         thread.join()

@@ -1,0 +1,365 @@
+"""`Attention`, a layer for models of one's own, and `Cache`, what its layers keep while a model generates.
+
+Shapes: B batch, T queries, S keys, C width of the model, H heads, D head dimension. Keep masks are True at real tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from ..support.errors import LeapformerError
+from .block import AttentionBlock, Memory
+from .capabilities import DECODER_CROSS, DECODER_SELF, Context
+from .decoding.step import Step
+from .masks import CAUSAL, Mask
+from .mechanism import Mechanism
+from .options import in_library
+from .positions import rotate, rotation
+from .registry import build
+from .tokens import TokenInfo, checked_keep
+
+WRAPPERS = ("_orig_mod", "module")  # names that torch.compile and DistributedDataParallel put around a model
+
+
+class Attention(AttentionBlock):
+    """Multi-head attention by any mechanism, (B, T, C) to (B, T, C), with its projections.
+
+    >>> attention = Attention("gated-leap", dim=64, heads=4)
+    >>> attention(torch.randn(2, 10, 64)).shape
+    torch.Size([2, 10, 64])
+
+    In generation, give the model's `Cache`: the layer then reads the next tokens, one or several, and finds there what
+    it kept of those before. What a call returns is the same as for the whole sequence at once.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        heads: int,
+        *,
+        block: str = DECODER_SELF,
+        kv_heads: int | None = None,
+        source_dim: int | None = None,
+        bias: bool = True,
+        normalise: bool = False,
+        rotary: float | None = None,
+        dropout: float = 0.0,
+        **options: Any,
+    ) -> None:
+        """`name` is the mechanism, `dim` the width C, a multiple of `heads`, and `options` are the mechanism's.
+
+        block:      decoder-self (causal), encoder-self (every token sees all), or decoder-cross (tokens see a source).
+        kv_heads:   number of heads of keys and values, each shared by heads / kv_heads neighbouring heads of queries
+                    (grouped-query attention, Ainslie et al., 2023, arXiv:2305.13245). It saves parameters; states have
+                    all heads.
+        source_dim: width of the source in cross-attention; by default `dim`.
+        normalise:  scale queries and keys of each head to unit RMS, with learned weights (nn.RMSNorm).
+        rotary:     base of rotary positions, such as 10_000, which rotate queries and keys before the mechanism (Su et
+                    al., 2021, arXiv:2104.09864); None: none. Not in cross-attention.
+        dropout:    of attention weights, for mechanisms that have some.
+
+        Raises LeapformerError for sizes that do not fit, and if the mechanism is not supported in the block.
+        """
+        super().__init__()
+        kv_heads = heads if kv_heads is None else kv_heads
+        for small, large, what in ((heads, dim, "dim"), (kv_heads, heads, "heads")):
+            if small < 1 or large % small:
+                raise LeapformerError(f"{what}={large} is no multiple of {small} heads; change one of them")
+        self.block, self.dim, self.kv_heads, head_dim = block, dim, kv_heads, dim // heads
+        self.source_dim = dim if source_dim is None else source_dim
+        if block != DECODER_CROSS and self.source_dim != dim:
+            raise LeapformerError(f"source_dim={source_dim}: {block} attention has no source; leave it out")
+        if rotary is not None and (block == DECODER_CROSS or head_dim % 2 or rotary <= 0):
+            raise LeapformerError(
+                f"rotary={rotary} with {block} and heads {head_dim} wide: it needs self-attention, an even width and a "
+                "positive base, such as 10_000"
+            )
+        mechanism = build(name, head_dim, heads, dropout=dropout, block=block, input_dim=self.source_dim, **options)
+        mask = CAUSAL if block == DECODER_SELF else None
+        reason = mechanism.capabilities.unsupported_reason(block, mask, Context())
+        if reason is None and kv_heads != heads and type(mechanism).receive is not Mechanism.receive:
+            reason = "it uses the block's projections itself, which must have all heads; leave kv_heads out"
+        if reason is not None:
+            raise LeapformerError(
+                in_library(f"{name} attention cannot be used as {block}: {reason}", mechanism.options)
+            )
+        self.rotary, self.normalise = rotary, normalise
+        self.q_proj = nn.Linear(dim, dim, bias)
+        self.k_proj, self.v_proj = (nn.Linear(self.source_dim, kv_heads * head_dim, bias) for _ in range(2))
+        self.out_proj = nn.Linear(dim, dim, bias)
+        if normalise:
+            self.q_norm, self.k_norm = nn.RMSNorm(head_dim), nn.RMSNorm(head_dim)
+        self.use(mechanism, crosses=block == DECODER_CROSS)
+
+    @overload
+    def forward(
+        self, x: Tensor, source: Tensor | None = ..., *, mask: Mask | Literal["block"] = ...,
+        keep: Tensor | None = ..., cu_seqlens: Tensor | None = ..., cache: Cache | None = ...,
+        weights: Literal[False] = ...,
+    ) -> Tensor: ...  # fmt: skip
+    @overload
+    def forward(
+        self, x: Tensor, source: Tensor | None = ..., *, mask: Mask | Literal["block"] = ...,
+        keep: Tensor | None = ..., cu_seqlens: Tensor | None = ..., cache: Cache | None = ...,
+        weights: Literal[True],
+    ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+    def forward(
+        self,
+        x: Tensor,
+        source: Tensor | None = None,
+        *,
+        mask: Mask | Literal["block"] = "block",
+        keep: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        cache: Cache | None = None,
+        weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The output (B, T, C) for x (B, T, C); with `weights` also what each key contributed, (B, H, T, S).
+
+        source:  (B, S, source_dim), in cross-attention; with a cache, in every call.
+        mask:    who sees what: CAUSAL, a PrefixMask (wait-k) or a ChunkMask (streaming encoders), or None: all. By
+                 default CAUSAL in decoder-self, otherwise None.
+        keep:    (B, T) in self-attention, (B, S) in cross-attention, False at padding, on either side. Outputs at
+                 padding are undefined but finite.
+        cu_seqlens: (B + 1,), where each of B sequences begins in x (N, C), which has them one after the other, and N;
+                 the output is (N, C), too. They are padded here, so batch sequences of similar lengths.
+        cache:   what was kept of the tokens before x. `keep` then describes x, as in a batch of prompts that are padded
+                 on the left; weights are not available in self-attention.
+
+        Raises LeapformerError for shapes and masks that do not fit.
+        """
+        if cu_seqlens is not None:
+            return self._packed(x, cu_seqlens, mask, source is None and keep is None and cache is None and not weights)
+        mask = (CAUSAL if self.block == DECODER_SELF else None) if mask == "block" else mask
+        keys = x if source is None else source
+        if not torch.compiler.is_compiling():  # a graph would take the sizes for constants
+            self._check(x, source, mask)
+        checked_keep(keep, keys.shape[:2])
+        if cache is not None:
+            return self._next(x, keys, mask, keep, cache, weights)
+        key_info = self.described(TokenInfo.whole(keys.shape[1], keep, x.device), keys)
+        query_info = key_info
+        if source is not None:
+            query_info = self.described(TokenInfo.whole(x.shape[1], device=x.device), x, as_keys=False)
+        out, shares = self.attend(x, keys, query_info, key_info, mask, weights)
+        return out if shares is None else (out, shares)
+
+    def _next(
+        self, x: Tensor, keys: Tensor, mask: Mask, keep: Tensor | None, cache: Cache, weights: bool
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """`forward` for the tokens that follow those in the cache."""
+        memory = cache.memory(self)
+        if self.crosses:
+            out, shares = self.cross_step(x, keys, keep, memory, mask, weights)
+            return out if shares is None else (out, shares)
+        if weights:
+            raise LeapformerError("weights=True: a state has no weights of earlier tokens; call without the cache")
+        return self.self_step(x, keep, memory, mask)
+
+    def _packed(self, x: Tensor, cu_seqlens: Tensor, mask: Mask | Literal["block"], alone: bool) -> Tensor:
+        """`forward` for sequences one after the other."""
+        if not alone or x.dim() != 2 or cu_seqlens.dim() != 1 or int(cu_seqlens[0]) or int(cu_seqlens[-1]) != len(x):
+            raise LeapformerError(
+                f"cu_seqlens with x {tuple(x.shape)}: give (N, C), numbers from 0 to N, and no source, keep, cache or "
+                "weights"
+            )
+        padded, keep = _padded(x, cu_seqlens)
+        return self(padded, mask=mask, keep=keep)[keep]
+
+    def _check(self, x: Tensor, source: Tensor | None, mask: Mask) -> None:
+        """Raise LeapformerError if the inputs or the mask do not fit."""
+        if self.crosses == (source is None):
+            raise LeapformerError(
+                f"{self.block} attention {'needs a' if self.crosses else 'has no'} source; "
+                + ("call it with (x, source)" if self.crosses else "build it with block='decoder-cross'")
+            )
+        keys = x if source is None else source
+        for name, tokens, width in (("x", x, self.dim), ("source", keys, self.source_dim)):
+            if tokens.dim() != 3 or tokens.shape[2] != width or tokens.shape[0] != x.shape[0]:
+                raise LeapformerError(
+                    f"{name} is {tuple(tokens.shape)}; give (batch {x.shape[0]}, tokens, width {width})"
+                )
+        if mask is None and self.block == DECODER_SELF:
+            raise LeapformerError(
+                "mask=None: decoder-self attention must not see later tokens; leave mask out, or build it with "
+                "block='encoder-self'"
+            )
+
+    def described(self, tokens: TokenInfo, x: Tensor, as_keys: bool = True) -> TokenInfo:
+        # The length of a sequence that is generated is not known, so whole sequences must not use it either.
+        generated = self.block == DECODER_SELF or not as_keys
+        return super().described(tokens.without_lengths() if generated else tokens, x, as_keys)
+
+    @property
+    def value_dim(self) -> int:
+        return self.dim // self.num_heads
+
+    def decoding_step(self) -> Step | None:
+        # A step knows projections, but nothing between them and the mechanism.
+        between = self.rotary is not None or self.normalise or self.kv_heads != self.num_heads
+        return None if between else super().decoding_step()
+
+    def project_queries(self, x: Tensor, tokens: TokenInfo) -> Tensor:
+        q = super().project_queries(x, tokens)
+        return self._rotated(self.q_norm(q) if self.normalise else q, tokens)
+
+    def project_keys(self, x: Tensor, tokens: TokenInfo) -> tuple[Tensor, Tensor]:
+        v = self._of_groups(self.v_proj(x))
+        if self.mechanism.capabilities.keys_are_values:
+            return v, v
+        k = self._of_groups(self.k_proj(x))
+        return self._rotated(self.k_norm(k) if self.normalise else k, tokens), v
+
+    def _rotated(self, x: Tensor, tokens: TokenInfo) -> Tensor:
+        if self.rotary is None:
+            return x
+        return rotate(x, rotation(tokens.positions.unsqueeze(1), x.shape[3], self.rotary).to(x.dtype))
+
+    def _of_groups(self, x: Tensor) -> Tensor:
+        """Keys or values (B, H, S, D) of projected tokens; the head of a group is repeated for its queries' heads."""
+        if self.kv_heads == self.num_heads:
+            return self._heads(x)
+        return (
+            x.unflatten(-1, (self.kv_heads, -1)).transpose(1, 2).repeat_interleave(self.num_heads // self.kv_heads, 1)
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.mechanism.name}, {self.block}, dim={self.dim}, heads={self.num_heads}"
+
+
+class Cache:
+    """What the `Attention` layers of a model keep of the tokens read so far; constant in size for linear mechanisms.
+
+    >>> cache = Cache(model)                      # doctest: +SKIP
+    >>> logits = model(prompt, cache=cache)       # doctest: +SKIP
+    >>> logits = model(next_token, cache=cache)   # doctest: +SKIP
+
+    The model hands it to its layers. A layer that runs several times in a pass needs a cache for each of these runs.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._names = {id(layer): _name(path) for path, layer in model.named_modules() if isinstance(layer, Attention)}
+        if not self._names:
+            raise LeapformerError(f"{type(model).__name__} has no Attention layers; give the model that will be called")
+        self._layers = {_name(path): layer for path, layer in model.named_modules() if isinstance(layer, Attention)}
+        self._memories: dict[str, Memory] = {}
+
+    def memory(self, layer: Attention) -> Memory:
+        """The memory of a layer. Raises LeapformerError if the layer does not belong to the model."""
+        if id(layer) not in self._names:
+            raise LeapformerError("this Attention is not a layer of the cache's model; build Cache(model) anew")
+        name = self._names[id(layer)]
+        if name not in self._memories:
+            self._memories[name] = layer.new_memory()
+        return self._memories[name]
+
+    @property
+    def batch_size(self) -> int:
+        """The number of sequences; 0 before the first token."""
+        states = (memory.state for memory in self._memories.values() if memory.state is not None)
+        return next((state.batch_size for state in states), 0)
+
+    def nbytes(self) -> int:
+        """Bytes held by the states."""
+        return sum(memory.state.nbytes() for memory in self._memories.values() if memory.state is not None)
+
+    def select(self, rows: Tensor | Sequence[int]) -> Cache:
+        """The cache whose sequence i is the old sequence rows[i].
+
+        Beam search repeats, drops and permutes sequences; a server leaves out those that have ended.
+        """
+        order = torch.as_tensor(rows, dtype=torch.long)
+        if order.dim() != 1 or (order.numel() and not 0 <= int(order.min()) <= int(order.max()) < self.batch_size):
+            raise LeapformerError(f"rows {rows}: give numbers from 0 to {self.batch_size - 1}, the cache's sequences")
+        return self._with({name: memory.reorder(order) for name, memory in self._memories.items()})
+
+    reorder = select
+
+    def fork(self) -> Cache:
+        """An independent copy, to try a continuation and come back."""
+        return self._with({name: memory.fork() for name, memory in self._memories.items()})
+
+    @staticmethod
+    def cat(caches: Sequence[Cache]) -> Cache:
+        """The sequences of several caches of one model, which may have read different numbers of tokens."""
+        if not caches or any(set(cache._memories) != set(caches[0]._memories) for cache in caches):
+            raise LeapformerError("caches of different models, or some before their first token; give equal ones")
+        together = {name: Memory.cat([cache._memories[name] for cache in caches]) for name in caches[0]._memories}
+        return caches[0]._with(together)
+
+    def to(self, device: torch.device | str) -> Cache:
+        """The cache on another device, for a model that was moved there."""
+        return self._with(
+            {
+                name: replace(memory.to(torch.device(device)), step=self._layers[name].new_memory().step)
+                for name, memory in self._memories.items()
+            }
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that is kept, as tensors by name, to be saved with torch.save or safetensors; see `load`."""
+        return {f"{name}/{key}": x for name, memory in self._memories.items() for key, x in memory.tensors().items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> Cache:
+        """The cache of `tensors`, as `tensors()` returned them.
+
+        Raises LeapformerError if they belong to another model.
+        """
+        by_layer: dict[str, dict[str, Tensor]] = {}
+        for place, x in tensors.items():
+            name, _, key = place.rpartition("/")
+            by_layer.setdefault(name, {})[key] = x
+        if unknown := sorted(set(by_layer) - set(self._layers)):
+            raise LeapformerError(
+                f"the model has no layer {unknown[0]!r} with Attention; load the cache into the model that made it"
+            )
+        return self._with({name: self._loaded(name, parts) for name, parts in by_layer.items()})
+
+    def _loaded(self, name: str, parts: dict[str, Tensor]) -> Memory:
+        """The memory of the layer `name`. Raises LeapformerError for tensors of another one."""
+        layer = self._layers[name]
+        with torch.no_grad():
+            like = layer.v_proj.weight.new_zeros(1, 0, layer.source_dim)
+            tokens = layer.described(TokenInfo.whole(0, device=like.device), like)
+            mask = CAUSAL if layer.block == DECODER_SELF else None
+            empty = layer.mechanism.init_state(1, layer.value_dim, like, tokens, mask)
+        given = {key.removeprefix("state."): x for key, x in parts.items() if key.startswith("state.")}
+        numbers = {key: x for key, x in parts.items() if not key.startswith("state.")}
+        expected = {key: x.dim() for key, x in empty.tensors().items()}
+        if {key: x.dim() for key, x in given.items()} != expected or not {"queries", "written"} <= set(numbers):
+            raise LeapformerError(
+                f"{name}: the cache was made by another mechanism than {layer.mechanism.name}; load it into the model "
+                "that made it"
+            )
+        return replace(
+            layer.new_memory(),
+            state=type(empty)(**given),
+            queries=int(numbers["queries"]),
+            written=int(numbers["written"]),
+            padded=numbers.get("padded"),
+        )
+
+    def _with(self, memories: Mapping[str, Memory]) -> Cache:
+        other = Cache.__new__(Cache)
+        other._names, other._layers, other._memories = self._names, self._layers, dict(memories)
+        return other
+
+
+def _name(path: str) -> str:
+    """A layer's name in its model, without the names of wrappers."""
+    return ".".join(part for part in path.split(".") if part not in WRAPPERS)
+
+
+def _padded(x: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+    """Padded tokens (B, T, ..) and `keep` (B, T) of sequences one after another, x (N, ..), begun at `cu_seqlens`."""
+    lengths = cu_seqlens.diff()
+    keep = torch.arange(int(lengths.max()), device=x.device) < lengths.unsqueeze(1)
+    padded = x.new_zeros(*keep.shape, *x.shape[1:])
+    padded[keep] = x
+    return padded, keep

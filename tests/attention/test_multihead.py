@@ -1,0 +1,413 @@
+"""`Attention` and `Cache`: steps, prompts, sessions, shapes, and what PyTorch does with a layer."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Attention, Cache, ChunkMask, PrefixMask, TokenInfo, build
+from leapformer_fairseq.attention.ops import dispatch
+from leapformer_fairseq.support.errors import LeapformerError
+
+DIM, HEADS, T, S, SOURCE = 32, 4, 12, 20, 16
+OPTIONS: dict[str, dict[str, Any]] = {
+    "cosformer": {"cosformer_length": 50},
+    "abc-pool": {"abc_pool_size": 4},
+    "sparsefinder-distance": {},
+}
+FEATURES = ({}, {"kv_heads": 2}, {"rotary": 10_000.0, "normalise": True})
+
+
+def made(name: str, block: str, **more: Any) -> Attention | None:
+    """A layer in float64; None if the mechanism is not supported there."""
+    try:
+        attention = Attention(name, DIM, HEADS, block=block, **OPTIONS.get(name, {}), **more)
+    except LeapformerError:
+        return None
+    return attention.double().eval()
+
+
+def supported(block: str) -> list[str]:
+    return [name for name in sorted(MECHANISMS) if made(name, block) is not None]
+
+
+DECODERS, CROSSING, ENCODERS = (supported(block) for block in ("decoder-self", "decoder-cross", "encoder-self"))
+
+
+class Model(nn.Module):
+    """Two layers of self-attention."""
+
+    def __init__(self, name: str, **more: Any) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(made(name, "decoder-self", **more) for _ in range(2))
+
+    def forward(self, x: Tensor, keep: Tensor | None = None, cache: Cache | None = None) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x, keep=keep, cache=cache)
+        return x
+
+
+def padding(*padded: int) -> Tensor:
+    """A keep mask (B, T) with so many padded tokens on the left of each sequence."""
+    return torch.arange(T) >= torch.tensor(padded).unsqueeze(1)
+
+
+def far(one: Tensor, other: Tensor) -> float:
+    return float((one - other).detach().abs().max())
+
+
+def test_there_is_a_layer_of_most_mechanisms():
+    assert len(DECODERS) >= 28 and len(CROSSING) >= 24 and len(ENCODERS) >= 36
+
+
+# ------------------------------------------------------------------------------------ generation
+@pytest.mark.parametrize("features", FEATURES, ids=lambda features: "-".join(features) or "plain")
+@pytest.mark.parametrize("name", DECODERS)
+@torch.no_grad()
+def test_a_prompt_and_steps_are_the_whole_sequence(name, features):
+    model = Model(name, **features)
+    x, keep = torch.randn(3, T, DIM).double(), padding(0, 3, 5)
+    whole, cache = model(x), Cache(model)
+    parts = [model(x[:, :5], cache=cache), *(model(x[:, t : t + 1], cache=cache) for t in range(5, T))]
+    assert far(torch.cat(parts, 1), whole) < 1e-10
+
+    whole, cache = model(x, keep), Cache(model)
+    parts = [model(x[:, :7], keep[:, :7], cache), *(model(x[:, t : t + 1], cache=cache) for t in range(7, T))]
+    assert far(torch.cat(parts, 1)[keep], whole[keep]) < 1e-10
+    assert far(whole[2, 5:], model(x[2:, 5:])[0]) < 1e-10, "padding on the left shifts nothing"
+    if name not in ("abc-dilated", "abc-window", "entmax-window"):
+        assert far(whole[2, 5:], model(x[2:])[0, 5:]) > 1e-6, "what the padding holds would be seen"
+
+
+@pytest.mark.parametrize("features", FEATURES[:2], ids=lambda features: "-".join(features) or "plain")
+@pytest.mark.parametrize("name", DECODERS)
+@torch.no_grad()
+def test_sessions_join_leave_and_are_restored(name, features):
+    model, x = Model(name, **features), torch.randn(3, T, DIM).double()
+    alone = [model(x[:1])[0], model(x[1:2, 3:])[0]]
+    short, long = Cache(model), Cache(model)
+    model(x[:1, :4], cache=short)
+    model(x[1:2, 3:10], cache=long)
+    both = Cache.cat([short, long])
+    assert both.batch_size == 2
+    out = model(torch.cat([x[:1, 4:5], x[1:2, 10:11]]), cache=both)
+    assert far(out[0, 0], alone[0][4]) < 1e-10 and far(out[1, 0], alone[1][7]) < 1e-10
+    rest = both.select([1])
+    again = Cache(model).load({key: tensor.clone() for key, tensor in rest.tensors().items()})
+    forked = rest.fork()
+    expected = alone[1][8]
+    for cache in (rest, again.to("cpu"), forked):
+        assert far(model(x[1:2, 11:12], cache=cache)[0, 0], expected) < 1e-10
+
+
+@pytest.mark.parametrize("mask", [None, PrefixMask(2, 3)], ids=["all", "wait-k"])
+@pytest.mark.parametrize("name", CROSSING)
+@torch.no_grad()
+def test_steps_of_cross_attention_are_the_whole_target(name, mask):
+    attention = made(name, "decoder-cross", source_dim=SOURCE, kv_heads=2)
+    if attention is None or attention.mechanism.capabilities.unsupported_reason("decoder-cross", mask):
+        pytest.skip("not supported")
+    x, source, keep = torch.randn(3, 6, DIM).double(), torch.randn(3, S, SOURCE).double(), torch.ones(3, S).bool()
+    keep[1, 15:] = False
+    whole = attention(x, source, mask=mask, keep=keep)
+
+    def call(start: int, stop: int, cache: Cache) -> Tensor:
+        return attention(x[:, start:stop], source, mask=mask, keep=keep, cache=cache)
+
+    cache = Cache(attention)
+    assert far(torch.cat([call(t, t + 1, cache) for t in range(6)], 1), whole) < 1e-10
+    cache = Cache(attention)
+    assert far(torch.cat([call(0, 4, cache), call(4, 6, cache)], 1), whole) < 1e-10
+    assert far(whole[1], attention(x[1:2], source[1:2, :15], mask=mask)[0]) < 1e-10 or name == "cosformer"
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@torch.no_grad()
+def test_encoders_see_all_real_tokens_and_no_padding(name):
+    attention, x = made(name, "encoder-self"), torch.randn(2, T, DIM).double()
+    keep = torch.arange(T) < torch.tensor([[T], [8]])
+    torch.manual_seed(3)
+    out = attention(x, keep=keep)
+    torch.manual_seed(3)
+    if name != "skyformer":  # samples tokens
+        assert far(out[1, :8], attention(x[1:, :8])[0]) < 1e-9
+
+
+@torch.no_grad()
+def test_a_stream_in_chunks_is_the_whole():
+    attention, x = made("gated-leap", "encoder-self"), torch.randn(2, T, DIM).double()
+    mask, cache = ChunkMask(4), Cache(attention)
+    parts = [attention(x[:, t : t + 4], mask=mask, cache=cache) for t in range(0, T, 4)]
+    assert far(torch.cat(parts, 1), attention(x, mask=mask)) < 1e-10
+
+
+@torch.no_grad()
+def test_sequences_one_after_another():
+    attention, x = made("leap", "decoder-self"), torch.randn(9, DIM).double()
+    out = attention(x, cu_seqlens=torch.tensor([0, 4, 9]))
+    assert far(out, torch.cat([attention(x[None, :4])[0], attention(x[None, 4:])[0]])) < 1e-12
+
+
+@torch.no_grad()
+def test_the_cache_of_a_linear_mechanism_does_not_grow():
+    sizes = {}
+    for name in ("leap", "softmax"):
+        model, x = Model(name), torch.randn(1, 200, DIM).double()
+        cache = Cache(model)
+        sizes[name] = [(model(x[:, t : t + 50], cache=cache), cache.nbytes())[1] for t in range(0, 200, 50)]
+    assert len(set(sizes["leap"])) == 1 and sizes["softmax"][-1] > 3 * sizes["softmax"][0]
+
+
+# ------------------------------------------------------------------------------------ the layer
+def test_softmax_is_multi_head_attention():
+    attention, x = made("softmax", "decoder-self"), torch.randn(2, T, DIM).double()
+    q, k, v = (F.linear(x, p.weight, p.bias).unflatten(2, (HEADS, -1)).transpose(1, 2) for p in projections(attention))
+    expected = attention.out_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+    assert far(attention(x), expected) < 1e-12
+
+
+def projections(attention: Attention) -> tuple[nn.Linear, ...]:
+    return attention.q_proj, attention.k_proj, attention.v_proj
+
+
+@pytest.mark.parametrize("name", ["leap", "gated-leap", "gated-delta", "kda", "abc-mlp", "softmax", "retention"])
+def test_outputs_and_gradients_are_those_of_the_mechanism_by_all_pairs(name):
+    attention, keep = made(name, "decoder-self", rotary=100.0), padding(0, 2)
+    results = []
+    for execution in ("auto", "reference"):
+        attention.execution = lambda execution=execution: execution
+        x = torch.randn(2, T, DIM, generator=torch.Generator().manual_seed(1)).double().requires_grad_()
+        out = attention(x, keep=keep)
+        parameters = [p for p in attention.parameters() if p.requires_grad]
+        results.append([out[keep], *torch.autograd.grad(out[keep].square().sum(), [x, *parameters])])
+    assert max(far(a, b) for a, b in zip(*results, strict=True)) < 1e-9
+
+
+def test_grouped_heads_are_repeated_heads():
+    grouped, whole = made("leap", "decoder-self", kv_heads=2), made("leap", "decoder-self")
+    state = grouped.state_dict()
+    for name in ("k_proj", "v_proj"):
+        for part in ("weight", "bias"):
+            x = state[f"{name}.{part}"].unflatten(0, (2, -1))
+            state[f"{name}.{part}"] = x.repeat_interleave(2, 0).flatten(0, 1)
+    whole.load_state_dict(state)
+    x = torch.randn(2, T, DIM).double()
+    assert far(grouped(x), whole(x)) < 1e-12
+
+
+def test_rotary_scores_depend_on_distances_alone():
+    attention, x = made("softmax", "decoder-self", rotary=100.0, normalise=True), torch.randn(1, 1, DIM).double()
+    weights = attention(x.expand(1, T, DIM), weights=True)[1][0]
+    ratios = weights / weights.diagonal(dim1=1, dim2=2).unsqueeze(2)
+    for lag in range(1, 6):
+        each = ratios.diagonal(-lag, 1, 2)
+        assert far(each, each[:, :1].expand_as(each)) < 1e-12
+    assert far(ratios[:, -1, :-1], torch.ones(HEADS, T - 1).double()) > 1e-3
+
+
+def test_weights_are_those_of_the_output():
+    attention, x = made("leap", "decoder-self"), torch.randn(2, T, DIM).double()
+    out, weights = attention(x, weights=True)
+    v = attention._heads(attention.v_proj(x))
+    assert far(out, attention.project_out(weights @ v)) < 1e-12
+
+
+@torch.no_grad()
+def test_no_step_is_prepared_from_projections_that_are_not_all():
+    for features, fused in ((FEATURES[0], True), *((features, False) for features in FEATURES[1:])):
+        assert (made("leap", "decoder-self", **features).decoding_step() is not None) == fused
+
+
+# ------------------------------------------------------------------------------------ what is wrong is told
+def wrong_calls() -> list[Any]:
+    q = torch.randn(2, HEADS, T, 8)
+    x, source = torch.randn(2, T, DIM), torch.randn(2, S, SOURCE)
+    leap, gated = build("leap", 8, HEADS), build("gated-delta", 8, HEADS)
+    inputs = TokenInfo(*vars(TokenInfo.whole(T)).values())
+    cross = Attention("leap", DIM, HEADS, block="decoder-cross", source_dim=SOURCE)
+    decoder = Attention("leap", DIM, HEADS)
+
+    def of_inputs(width: int) -> TokenInfo:
+        return TokenInfo(inputs.positions, inputs.lengths, inputs=torch.randn(2, T, width))
+
+    return [
+        (lambda: leap(q, q, q, mask="causal"), "mask is a str; give CAUSAL"),
+        (lambda: leap(q, q, q, mask=torch.ones(T, T).tril().bool()), "mask is a Tensor; give CAUSAL"),
+        (lambda: leap(q, q, q, key=torch.ones(2, T).bool()), "key is a Tensor; give TokenInfo.whole"),
+        (lambda: leap(q[0], q[0], q[0]), r"q is \(4, 12, 8\); leap was built for \(batch, 4 heads, tokens, 8\)"),
+        (lambda: leap(q, q[:, :2], q), r"k is \(2, 2, 12, 8\); .* 4 heads"),
+        (lambda: leap(q, q[..., :4], q), r"k is \(2, 4, 12, 4\); .* 8\)"),
+        (lambda: leap(q, q[:1], q[:1]), "with a batch of 2 as in q"),
+        (lambda: leap(q, q, q[:, :, :5]), "12 keys and 5 values"),
+        (lambda: leap(q, q, q, key=TokenInfo.whole(5)), "key describes 5 tokens and there are 12"),
+        (lambda: leap(q, q, q, key=TokenInfo.whole(T, torch.ones(2, 1, 1, T).bool())), "keep is torch.bool"),
+        (lambda: gated(q, q, q, mask=CAUSAL), "the block's input, which this mechanism reads, is missing"),
+        (lambda: gated(q, q, q[..., :4], mask=CAUSAL, key=of_inputs(DIM)), r"v is \(2, 4, 12, 4\); gated-delta"),
+        (lambda: gated(q, q, q, mask=CAUSAL, key=of_inputs(7)), "inputs of keys are 7 wide.* input_dim=7"),
+        (lambda: build("gla", 8, HEADS, gate_init="shut"), "gate_init 'shut': choose from"),
+        (lambda: build("cosformer", 8, HEADS, cosformer_step=-1), "cosformer_step -1"),
+        (lambda: Attention("cosformer", DIM, HEADS), "needs the target's length.* cosformer_length"),
+        (lambda: Attention("leap", 30, 4), "dim=30 is no multiple of 4 heads"),
+        (lambda: Attention("leap", DIM, 4, kv_heads=3), "heads=4 is no multiple of 3 heads"),
+        (lambda: Attention("leap", DIM, 4, source_dim=3), "decoder-self attention has no source"),
+        (lambda: Attention("leap", DIM, 4, block="decoder"), "block 'decoder' is unknown"),
+        (lambda: Attention("luna", DIM, 4), "cannot be used as decoder-self"),
+        (lambda: Attention("softmax", 12, 4, rotary=100.0), "rotary=100.0 .* an even width"),
+        (lambda: decoder(x, mask=None), "must not see later tokens"),
+        (lambda: decoder(x, x), "has no source"),
+        (lambda: cross(x), "needs a source"),
+        (lambda: cross(x, source[..., :5]), r"source is \(2, 20, 5\); give \(batch 2, tokens, width 16\)"),
+        (lambda: decoder(x[0]), r"x is \(12, 32\)"),
+        (lambda: decoder(x, keep=torch.ones(2, T)), "keep is torch.float32"),
+        (lambda: decoder(x[0], cu_seqlens=torch.tensor([0, 5])), "numbers from 0 to N"),
+        (lambda: decoder(x, cache=Cache(cross)), "not a layer of the cache's model"),
+        (lambda: decoder(x, cache=Cache(decoder), weights=True), "call without the cache"),
+        (lambda: Cache(nn.Linear(2, 2)), "Linear has no Attention layers"),
+        (lambda: Cache(decoder).select([0]), "the cache's sequences"),
+        (lambda: Cache(decoder).load({"layer/queries": torch.tensor(1)}), "no layer 'layer'"),
+        (lambda: Cache(decoder).load({"/queries": torch.tensor(1)}), "made by another mechanism than leap"),
+        (lambda: Cache.cat([]), "give equal ones"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "message"), wrong_calls())
+def test_what_is_wrong_is_told_in_one_line(call, message):
+    with pytest.raises(LeapformerError) as caught:
+        call()
+    text = str(caught.value)
+    assert re.search(message, text) and "\n" not in text
+
+
+def test_inputs_that_are_not_declared_are_not_given():
+    """A mechanism that reads inputs without saying so would find them in training, and none in generation."""
+    leap, q = build("leap", 8, HEADS), torch.randn(1, HEADS, 3, 8)
+    key = TokenInfo(*vars(TokenInfo.whole(3)).values())
+    found = leap._described(q, q, None, TokenInfo(key.positions, key.lengths, inputs=torch.randn(1, 3, DIM)), CAUSAL)
+    assert found[0].inputs is None and found[1].inputs is None
+
+
+def test_a_scan_leaves_its_state_alone():
+    for name in ("leap", "gated-leap", "softmax", "abc-window"):
+        mechanism, x = build(name, 8, HEADS), torch.randn(1, HEADS, 1, 8)
+        tokens = TokenInfo(torch.ones(1, 1).long(), inputs=torch.randn(1, 1, DIM))
+        with torch.no_grad():
+            state = mechanism.init_state(1, 8, x, tokens, CAUSAL)
+            before = {key: value.clone() for key, value in state.tensors().items()}
+            _, after = mechanism.scan(state, x, x, x, tokens, tokens, CAUSAL)
+        assert all(torch.equal(value, before[key]) for key, value in state.tensors().items()), name
+        assert any(not torch.equal(value, after.tensors()[key]) for key, value in before.items()), name
+
+
+# ------------------------------------------------------------------------------------ PyTorch
+BLOCKS = {"decoder-self": DECODERS, "encoder-self": ENCODERS, "decoder-cross": CROSSING}
+EACH = [(name, block) for block, names in BLOCKS.items() for name in names]
+FEW = [("relu", "decoder-self")]
+ALL = pytest.mark.parametrize(
+    ("name", "block"), [pytest.param(*one, marks=[] if one in FEW else [pytest.mark.full]) for one in EACH]
+)
+
+
+def with_gradients(attention: Attention, block: str, run: Callable[..., Tensor], count: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(2, count, DIM, generator=generator).requires_grad_()
+    source = [torch.randn(2, count + 3, DIM, generator=generator)] if block == "decoder-cross" else []
+    keep = torch.arange(count + 3 * len(source)) < torch.tensor([[count + 3], [count - 3]])
+    torch.manual_seed(7)
+    out = run(x, *source, keep=keep)[:, : count - 3]
+    parameters = [p for p in attention.parameters() if p.requires_grad]
+    grads = torch.autograd.grad(out.square().sum(), [x, *parameters], allow_unused=True)
+    return [out, *(torch.zeros(()) if grad is None else grad for grad in grads)]
+
+
+def agree(one: list[Tensor], other: list[Tensor], tolerance: float) -> None:
+    for a, b in zip(one, other, strict=True):
+        assert a.shape == b.shape and far(a, b) <= tolerance * max(1e-3, float(b.detach().abs().max()))
+
+
+@ALL
+@pytest.mark.filterwarnings("ignore")
+def test_a_layer_is_one_graph_for_the_compiler(name, block):
+    attention = Attention(name, DIM, HEADS, block=block, **OPTIONS.get(name, {}))
+    torch._dynamo.reset()
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    agree(*(with_gradients(attention, block, run, 70) for run in (compiled, attention)), tolerance=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_long_sequence_is_one_graph_of_few_operations():
+    attention = Attention("relu", DIM, HEADS)
+    sizes = {}
+    for count in (1_000, 4_000):
+        torch._dynamo.reset()
+        explained = torch._dynamo.explain(attention)(torch.randn(1, count, DIM))
+        sizes[count] = explained.op_count
+        assert explained.graph_count == 1
+    assert sizes[4_000] < 2.5 * sizes[1_000]
+
+
+@ALL
+@pytest.mark.parametrize("again", [False, True], ids=["saved", "again"])
+@pytest.mark.filterwarnings("ignore")
+def test_copies_and_checkpoints_change_nothing(name, block, again):
+    attention = Attention(name, DIM, HEADS, block=block, **OPTIONS.get(name, {}))
+    bounds = {"kept_numbers": 0, "kept_slot_tokens": 0, "segment_tokens": 256, "segment_slot_tokens": 256}
+    with dispatch.override(**bounds if again else {}):
+        expected = with_gradients(attention, block, attention, 300)
+
+        def checkpointed(reentrant: bool) -> Callable[..., Tensor]:
+            return lambda *x, keep: checkpoint(lambda *x: attention(*x, keep=keep), *x, use_reentrant=reentrant)
+
+        agree(with_gradients(attention, block, checkpointed(False), 300), expected, 1e-6)
+        x, keep = torch.randn(2, 300, DIM, requires_grad=True), torch.ones(2, 300).bool()
+        source = [torch.randn(2, 300, DIM)] if block == "decoder-cross" else []
+        outs = []
+        for run in (checkpointed(True), attention):
+            torch.manual_seed(7)
+            attention.zero_grad()
+            run(x, *source, keep=keep).square().sum().backward()
+            outs.append([p.grad.clone() for p in attention.parameters() if p.grad is not None])
+        agree(*outs, tolerance=1e-6)
+        for same in (copy.deepcopy(attention), pickle.loads(pickle.dumps(attention))):
+            agree(with_gradients(same, block, same, 300), expected, 1e-6)
+
+
+@ALL
+@pytest.mark.filterwarnings("ignore")
+def test_export(name, block):
+    attention = Attention(name, DIM, HEADS, block=block, **OPTIONS.get(name, {})).eval()
+    inputs = (torch.randn(2, 70, DIM), *([torch.randn(2, 73, DIM)] if block == "decoder-cross" else []))
+    torch.manual_seed(7)
+    expected = attention(*inputs)
+    program = torch.export.export(attention, inputs)
+    torch.manual_seed(7)
+    agree([program.module()(*inputs)], [expected], 1e-4)
+
+
+@ALL
+@pytest.mark.filterwarnings("ignore")
+def test_processes(name, block, tmp_path):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    if not torch.distributed.is_initialized():
+        store = f"file://{tmp_path}/store"
+        torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        attention = Attention(name, DIM, HEADS, block=block, **OPTIONS.get(name, {}))
+        expected = with_gradients(attention, block, attention, 40)
+        agree(with_gradients(attention, block, DistributedDataParallel(attention), 40), expected, 1e-6)
+        sharded = fully_shard(copy.deepcopy(attention), mesh=init_device_mesh("cpu", (1,)))
+        found = with_gradients(sharded, block, sharded, 40)
+        agree([getattr(x, "full_tensor", lambda x=x: x)() for x in found], expected, 1e-6)
+    finally:
+        torch.distributed.destroy_process_group()
