@@ -4,6 +4,7 @@ import gc
 import json
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+from leapformer_fairseq import register
+from leapformer_fairseq.support import user_dir
 
 from . import covering, made
 
@@ -20,12 +24,13 @@ torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the trainings that tests start, whose last digits depend on it
 COSTS = Path(__file__).with_name("costs.json")  # seconds of each file of tests, written by --costs
 
-if os.environ.get("LEAPFORMER_TOYS"):  # before the tests that run over the register are collected
-    from .toys import buckets, cubic, decay, delta, slots  # noqa: F401
+if user_dir.given():  # before the tests that run over the register are collected
+    register()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="the full tier: whole products of cases, and long runs")
+    parser.addoption("--mechanism", help="only tests with this attention mechanism as a parameter")
     parser.addoption("--costs", action="store_true", help=f"write the seconds of each file to {COSTS.name}")
 
 
@@ -35,12 +40,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the full tier out unless asked for; order files by cost, so that no worker is left with a long one."""
-    if not config.getoption("--all"):
-        left_out = [item for item in items if item.get_closest_marker("full")]
-        if left_out:
-            config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if not item.get_closest_marker("full")]
+    """Leave out what is not asked for; order files by cost, so that no worker is left with a long one."""
+    whole, mechanism = config.getoption("--all"), config.getoption("--mechanism")
+    left_out = [
+        item
+        for item in items
+        if (not whole and item.get_closest_marker("full")) or (mechanism and not _has(item, mechanism))
+    ]
+    if gone := {*left_out}:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in gone]
     costs = json.loads(COSTS.read_text(encoding="utf-8")) if COSTS.is_file() else {}
     items.sort(key=lambda item: -costs.get(_file_of(item.nodeid), 10.0))  # a new file may be a long one
 
@@ -63,6 +72,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     # Files of less than a second fill the gaps at the end, in any order.
     lines = {file: round(cost) for file, cost in sorted(seconds.items(), key=lambda one: -one[1])}
     COSTS.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
+
+
+def _has(item: pytest.Item, mechanism: str) -> bool:
+    """Whether the name of a mechanism is, or is in, a parameter of a test."""
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return any(mechanism in re.split(r"[^\w-]+", repr(value)) for value in values)
 
 
 def _file_of(nodeid: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pkgutil
 import re
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import torch
 import yaml
 
+from leapformer_fairseq import attention
 from leapformer_fairseq.attention import CAUSAL, MECHANISMS, TokenInfo, build
 from leapformer_fairseq.cli import fairseq_commands
 from leapformer_fairseq.cli.main import COMMANDS
@@ -26,7 +28,41 @@ def test_the_examples_of_adding_a_mechanism_are_the_tested_ones():
     page = (ROOT / "docs/adding_a_mechanism.md").read_text(encoding="utf-8")
     toys = {path.read_text(encoding="utf-8") for path in (ROOT / "tests/toys").glob("*.py")}
     examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(examples) == 3 and toys.issuperset(examples)
+    assert len(examples) == 5 and toys.issuperset(examples)
+
+
+def test_the_page_of_mechanisms_lists_all_that_one_may_import_and_its_examples_import_nothing_else():
+    page = (ROOT / "docs/adding_a_mechanism.md").read_text(encoding="utf-8")
+    table = page.partition("## What you may import")[2].partition("\n## ")[0]
+    for module in (attention, attention.ops):
+        rows = table.partition(f"| from `{module.__name__}` |")[2].partition("\n\n")[0]
+        listed = {name for row in rows.splitlines()[2:] for name in re.findall(r"`(\w+)", row.split("|")[1])}
+        assert listed >= set(module.__all__) - {"OPTIONS"}, module
+    for toy in (ROOT / "tests/toys").glob("*.py"):
+        modules = set(re.findall(r"from (leapformer_fairseq\S*) import", toy.read_text(encoding="utf-8")))
+        assert modules <= {attention.__name__, attention.ops.__name__}, toy
+
+
+@pytest.mark.full
+def test_the_commands_of_the_page_of_mechanisms_run_in_an_empty_folder(tmp_path):
+    page = (
+        (ROOT / "docs/adding_a_mechanism.md").read_text(encoding="utf-8").partition("\n## How the folder is found")[0]
+    )
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (first, *commands), (example,) = ([text for kind, text in blocks if kind == wanted] for wanted in ("", "python"))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+    def typed(text):
+        command = ["bash", "-e", "-o", "pipefail", "-c", text]
+        ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+        assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
+
+    typed(first)
+    (tmp_path / "my_attention" / "cubic.py").write_text(example, encoding="utf-8")
+    for text in commands:
+        typed(text)
+    assert (tmp_path / "exported" / "model.json").is_file()
 
 
 def test_the_library_example_of_the_readme_runs():

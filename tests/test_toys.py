@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from leapformer_fairseq.attention import CAUSAL, Mechanism, TokenInfo, registry
+from leapformer_fairseq.support import user_dir
 
 from . import covering
 
 TESTS = Path(__file__).parent
 TOYS = sorted(path for path in (TESTS / "toys").glob("*.py") if path.stem != "__init__")
 # parity with gradients, padding, masks, prompts and steps; fairseq's contract and checkpoints; beam search; streaming
-PARITY = [f"attention/test_{about}.py" for about in ("forms", "causality", "chunks")]
+PARITY = [f"attention/test_{about}.py" for about in ("forms", "causality", "chunks", "recurrent", "fuzz")]
 SUITES = ["modules/test_attention.py", "models/test_nmt.py", *PARITY]
 if covering.whole_products:
     SUITES = ["attention", "modules", *(f"models/test_{model}.py" for model in ("nmt", "lm", "streaming_encoder"))]
@@ -41,7 +48,7 @@ def run_with_toys(*arguments: str, folder: Path = TESTS.parent) -> subprocess.Co
         *(["--all"] if covering.whole_products else []),
         *arguments,
     ]
-    given = {**os.environ, "LEAPFORMER_TOYS": "1", "PYTHONPATH": str(TESTS.parent)}
+    given = {**os.environ, user_dir.VARIABLE: str(folder / "tests" / "toys"), "PYTHONPATH": str(TESTS.parent)}
     return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, check=False)
 
 
@@ -57,6 +64,36 @@ def test_toys_pass_the_tests_of_all_mechanisms():
     assert found.returncode == 0, found.stdout[-4000:]
     passed = int(re.search(r"(\d+) passed", found.stdout).group(1))
     assert passed > 40 * len(TOYS), found.stdout[-500:]
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations inside of the `with` block."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["gate", "decay"])
+def test_a_scan_of_the_shared_operators_takes_few_operations(name, monkeypatch):
+    """As the page says: their number hardly depends on that of the tokens."""
+    for registered in ("MECHANISMS", "OPTIONS"):
+        monkeypatch.setattr(registry, registered, dict(getattr(registry, registered)))
+    module = importlib.import_module(f".toys.{name}", __package__)
+    mechanism = getattr(module, {"gate": "Gated", "decay": "Decay"}[name])(8, 2)
+    counts = []
+    for tokens in (300, 600):
+        q, k, v = (torch.randn(2, 2, tokens, 8) for _ in range(3))
+        about = replace(TokenInfo.whole(tokens), inputs=torch.randn(2, tokens, 16))
+        with torch.no_grad(), Operations() as in_chunks:
+            out = mechanism(q, k, v, query=about, key=about, mask=CAUSAL)
+        with torch.no_grad(), Operations() as one_by_one:
+            expected, _ = Mechanism.scan_(mechanism, mechanism.init_state(2, 8, k), q, k, v, about, about, CAUSAL)
+        torch.testing.assert_close(out, expected)
+        counts.append((in_chunks.count, one_by_one.count))
+    assert counts[0][0] < 150 and counts[1][0] < 1.3 * counts[0][0] and counts[0][1] > 30 * counts[0][0], counts
 
 
 def test_a_wrong_toy_is_found(tmp_path):

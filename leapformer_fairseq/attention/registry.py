@@ -46,7 +46,9 @@ def find(name: str) -> type[Mechanism]:
     """The class of the mechanism `name`. Raises LeapformerError, with similar names, if there is none."""
     if name not in MECHANISMS:
         near = suggestion(name, MECHANISMS)
-        raise LeapformerError(f"unknown attention mechanism {name!r}; {near}`leapformer list` shows all")
+        raise LeapformerError(
+            f"unknown attention mechanism {name!r}; {near}`leapformer list` shows all; --user-dir FOLDER adds your own"
+        )
     return MECHANISMS[name]
 
 

@@ -10,6 +10,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..support import user_dir
 from . import calls
 
 if TYPE_CHECKING:
@@ -95,6 +96,6 @@ def _show(study: Study) -> None:
     )
     for run in study.runs:
         if run.status == TO_DO:
-            print(f"\n# {plan_text(run.plan)}\n{shlex.join(study.command(run))}")
+            print(f"\n# {plan_text(run.plan)}\n{shlex.join([*study.command(run), *user_dir.option()])}")
     for sentence in outcome(study):
         print(f"\n{sentence}")

@@ -1,7 +1,7 @@
 """fairseq's own commands with the plugin loaded: `leapformer train ...` is `fairseq-train --user-dir <plugin> ...`.
 
-All arguments are passed on to fairseq unchanged. Only --help is ours: fairseq prints it before it knows the flags of
-the model, the task and the criterion.
+All arguments but a --user-dir, which `main` takes, are passed on to fairseq unchanged. Only --help is ours: fairseq
+prints it before it knows the flags of the model, the task and the criterion.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from .. import PLUGIN_DIR, register
 from ..studies import trainings
+from ..support import user_dir
 from ..support.errors import LeapformerError
 from ..support.files import owned, write_text
 from ..support.options import flag
@@ -60,7 +61,7 @@ def run(name: str, arguments: list[str]) -> int:
     register()
     command = COMMANDS[name]
     wants_help = any(argument in ("-h", "--help") for argument in arguments)
-    arguments = _with_user_dir(arguments)
+    arguments = [user_dir.FLAG, str(PLUGIN_DIR), *arguments]
     sys.argv = [f"leapformer {name}", *arguments]  # fairseq's cli_main reads its arguments there
     if wants_help:
         _print_help(command, [argument for argument in arguments if argument not in ("-h", "--help")])
@@ -288,34 +289,6 @@ def _delete_old(cfg: Any, suffix: str) -> None:
             paths.reverse()
         for path in paths[count:] if count > 0 else []:
             Path(path).unlink()
-
-
-def _with_user_dir(arguments: list[str]) -> list[str]:
-    """The arguments with our --user-dir, unless they have one."""
-    for i, argument in enumerate(arguments):
-        flag, equals, value = argument.partition("=")
-        if flag == "--user-dir" and equals:
-            return [*arguments[:i], f"{flag}={_canonical(value)}", *arguments[i + 1 :]]
-        if flag == "--user-dir" and i + 1 < len(arguments):
-            return [*arguments[: i + 1], _canonical(arguments[i + 1]), *arguments[i + 2 :]]
-    return ["--user-dir", str(PLUGIN_DIR), *arguments]
-
-
-def _canonical(user_dir: str) -> str:
-    """The canonical path if it leads to this package, so that fairseq recognises the plugin as loaded; else the path.
-
-    Raises LeapformerError for a second copy of this package.
-    """
-    path = Path(user_dir)
-    # fairseq also looks for a bare name in its own folder, independent of the current one.
-    if path.samefile(PLUGIN_DIR) if path.exists() else user_dir == PLUGIN_DIR.name:
-        return str(PLUGIN_DIR)
-    if path.name == PLUGIN_DIR.name and path.is_dir():
-        raise LeapformerError(
-            f"--user-dir {user_dir} is a second copy of the plugin, {PLUGIN_DIR} is already in use; leave --user-dir "
-            "out, or give it the output of `leapformer user-dir`"
-        )
-    return user_dir
 
 
 def _print_help(command: FairseqCommand, arguments: list[str]) -> None:

@@ -7,11 +7,14 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from json import dumps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import register
 from ..support.errors import LeapformerError, suggestion
 from .fairseq_commands import ARCH_PREFIX
+
+if TYPE_CHECKING:
+    from ..attention import Mask
 
 OPTIONS = """
 what [NAME]             a mechanism, a family, or models, tasks, criterions
@@ -53,7 +56,8 @@ def _lines_of(name: str) -> Iterator[str]:
     if name in families:
         return family_page(families[name])
     names = [*MECHANISMS, *families, *KINDS]
-    raise LeapformerError(f"list knows no {name!r}; {suggestion(name, names)}`leapformer list` shows all mechanisms")
+    near = suggestion(name, names)
+    raise LeapformerError(f"list knows no {name!r}; {near}`leapformer list` shows all; --user-dir FOLDER adds your own")
 
 
 # ---------------------------------------------------------------------------------------------------------- mechanisms
@@ -148,25 +152,35 @@ def mechanism_page(name: str) -> Iterator[str]:
         yield from _wrapped(reason, 6)
 
 
-def refusals(name: str) -> dict[str, list[str]]:
-    """The reasons why a mechanism with its default options is refused, each with the uses that it applies to."""
+def uses(name: str) -> dict[str, str | None]:
+    """The uses of a mechanism with its default options, each with the reason if it is refused there, or None."""
     from ..attention import BLOCKS, CAUSAL, ChunkMask, Context, PrefixMask, build
 
     encoder, decoder, cross = BLOCKS
-    situations = [
-        (encoder, encoder, None, Context()),
-        (decoder, decoder, CAUSAL, Context()),
-        (cross, cross, None, Context()),
-        ("a streaming encoder", encoder, ChunkMask(1), Context()),
-        ("cross-attention with wait-k", cross, PrefixMask(3), Context(length_known=True)),
-        ("a decoder that writes token by token", decoder, CAUSAL, Context(length_known=True, incremental=True)),
-        ("text without end", decoder, CAUSAL, Context(length_known=True, endless=True)),
-        ("--checkpoint-activations", encoder, None, Context(reruns_layers=True)),
-    ]
-    reasons: dict[str, list[str]] = {}
-    for where, block, mask, context in situations:
+    situations = {
+        encoder: (encoder, None, Context()),
+        decoder: (decoder, CAUSAL, Context()),
+        cross: (cross, None, Context()),
+        "a streaming encoder": (encoder, ChunkMask(1), Context()),
+        "cross-attention with wait-k": (cross, PrefixMask(3), Context(length_known=True)),
+        "a decoder that writes token by token": (decoder, CAUSAL, Context(length_known=True, incremental=True)),
+        "text without end": (decoder, CAUSAL, Context(length_known=True, endless=True)),
+        "--checkpoint-activations": (encoder, None, Context(reruns_layers=True)),
+    }
+
+    def reason(block: str, mask: Mask, context: Context) -> str | None:
         capabilities = build(name, 16, 2, block=block, input_dim=32).capabilities  # sizes do not matter here
-        reason = capabilities.unsupported_reason(block, mask, context)
+        return capabilities.unsupported_reason(block, mask, context)
+
+    return {where: reason(*situation) for where, situation in situations.items()}
+
+
+def refusals(name: str) -> dict[str, list[str]]:
+    """The reasons why a mechanism with its default options is refused, each with the uses that it applies to."""
+    from ..attention import BLOCKS
+
+    reasons: dict[str, list[str]] = {}
+    for where, reason in uses(name).items():
         if reason and (where in BLOCKS or reason not in reasons):  # a refused block covers its special uses
             reasons.setdefault(reason, []).append(where)
     return reasons

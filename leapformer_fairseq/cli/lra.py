@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..studies.lra import protocols
+from ..support import user_dir
 from ..support.errors import LeapformerError
 from ..support.files import make_folder, write_json, write_text
 from ..support.options import Step
@@ -45,7 +46,7 @@ def _prepare(args: Namespace) -> int:
         commands += make_data(protocol, task, root, data, quirks, data / "corpora")
     make_folder(data)
     for command in commands:  # `leapformer prepare` and `corpus`, which skip finished work
-        print(shlex.join(["leapformer", *command]), flush=True)
+        print(shlex.join(user_dir.typed("leapformer", command)), flush=True)
         status = main(command)
         if status:
             return status

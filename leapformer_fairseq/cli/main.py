@@ -6,11 +6,12 @@ import argparse
 import importlib.util
 import logging
 import sys
+from contextlib import ExitStack
 from importlib.abc import SourceLoader
 
-from .. import __version__
+from .. import __version__, register
 from ..compat.errors_explained import explained
-from ..support import ending
+from ..support import ending, user_dir
 from ..support.errors import LeapformerError, suggestion
 from ..support.options import add_command, call, described
 from . import fairseq_commands
@@ -27,7 +28,7 @@ GROUPS = {
         "tts",
         "export",
     ),
-    "Experiments": ("study", "ablate", "linearize", "probe", "lra", "sparsefinder", "bench"),
+    "Experiments": ("study", "ablate", "linearize", "probe", "lra", "sparsefinder", "bench", "check-mechanism"),
     "Results": ("score", "score-speech", "eval-stream", "compare", "table", "report", "plot", "maps"),
     "fairseq": ("average", "user-dir"),
 }
@@ -39,7 +40,10 @@ COMMANDS["demo"] = ".runtime.commands.demo"
 def main(argv: list[str] | None = None) -> int:
     """Run one sub-command and return its exit status, which `ending.status_of` tells of."""
     words, shown = ending.without_flag(sys.argv[1:] if argv is None else argv)
-    return ending.status_of(lambda: _dispatch(words), explained, words, shown, "leapformer")
+    with ExitStack() as stack:  # an error may be one of the user's folder
+        return ending.status_of(
+            lambda: _dispatch(stack.enter_context(user_dir.taken(words))), explained, words, shown, "leapformer"
+        )
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -56,6 +60,8 @@ def _dispatch(argv: list[str]) -> int:
     if not command.startswith("-") and command not in COMMANDS:
         near = suggestion(command, [*COMMANDS, *fairseq_commands.COMMANDS])
         raise LeapformerError(f"there is no command {command!r}; {near}`leapformer --help` shows all")
+    if user_dir.given():
+        register()
     args = build_parser(command).parse_args(argv)
     return call(args)
 
@@ -85,11 +91,12 @@ class _Overview(ending.Parser):
         lines = ["Linear attention for sequence generation with fairseq.", "", "usage: leapformer COMMAND ..."]
         lines += ["       leapformer COMMAND --help tells the options of a command, --version the version,"]
         lines += [f"       {ending.FLAG} shows where in the code a command failed"]
+        lines += [f"       {user_dir.FLAG} FOLDER gives attention mechanisms of your own to any command"]
         for title, group in GROUPS.items():
             lines.append(f"{title}:")
-            lines += [f"  {name:14} {_summary(COMMANDS[name])}" for name in group]
+            lines += [f"  {name:15} {_summary(COMMANDS[name])}" for name in group]
         names = ", ".join(fairseq_commands.COMMANDS)
-        return "\n".join([*lines, f"  {names}:", f"  {'':14} as fairseq-train, ... with our models"]) + "\n"
+        return "\n".join([*lines, f"  {names}:", f"  {'':15} as fairseq-train, ... with our models"]) + "\n"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from ..attention import OPTIONS, Mask, Option, create, find
+from ..attention import OPTIONS, Mask, Option, find
+from ..attention.registry import create
 from ..support.errors import LeapformerError
 
 # Sizes of the instances whose capabilities are checked; capabilities do not depend on sizes.

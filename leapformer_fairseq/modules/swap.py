@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..attention import CAUSAL, MECHANISMS, OPTIONS, ChunkMask, Context, Mask, Mechanism, Option, create, find
+from ..attention import CAUSAL, MECHANISMS, OPTIONS, ChunkMask, Context, Mask, Mechanism, Option, find
+from ..attention.registry import create
 from ..support.errors import LeapformerError
 from .attention import MechanismAttention
 from .context import PassContext, StackFacts

@@ -30,6 +30,7 @@ from ..scoring.table import Column, Record, Table, bullets, page, signed, spread
 from ..simul.live import open_system
 from ..simul.simulate import Simulation, Utterance, build_simulation, log_outcome, logged
 from ..simul.talks import LOGS, course, read_usage
+from ..support import user_dir
 from ..support.errors import LeapformerError
 from ..support.files import locked_folder, read_json, write_json, write_text
 from ..support.signature import signature
@@ -498,7 +499,7 @@ def refusals(curve: Curve) -> list[str]:
 def commands(curve: Curve) -> str:
     """A shell script of all simulations, one after the other, each as it was or will be run."""
     parts = ["#!/usr/bin/env bash", "# Every simulation of this curve.", "set -e", shlex.join(["cd", str(Path.cwd())])]
-    parts += [f"leapformer {shlex.join(run.command)}" for run in curve.runs if not run.reason]
+    parts += [shlex.join(user_dir.typed("leapformer", run.command)) for run in curve.runs if not run.reason]
     return "\n".join(parts) + "\n"
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..support import files
+from ..support import files, user_dir
 from ..support.errors import LeapformerError, first_line
 from ..support.files import InUse, make_folder, owned, read_json, write_json, write_text
 from ..support.processes import pool_of
@@ -58,7 +58,7 @@ class Command:
     tell: Callable[[dict[str, Any]], str] | None = None
 
     def __str__(self) -> str:
-        return shlex.join([self.program, *self.words])
+        return shlex.join(user_dir.typed(self.program, self.words))
 
 
 @dataclass(frozen=True)
@@ -516,7 +516,7 @@ class Engine:
         """A step as a user would type it: a launched training with all words before it."""
         if isinstance(step, Call) or not step.launched:
             return str(step)
-        return shlex.join([*self.launcher.prefix(typed=True), *step.words])
+        return shlex.join([*self.launcher.prefix(typed=True), *step.words, *user_dir.option()])
 
     def _complete(self, step: Command, cell: Cell, folder: Path) -> Generator[None, None, None]:
         """Run a command; a launched one is started again as long as each attempt leaves a new checkpoint."""

@@ -166,16 +166,13 @@ def plan_everywhere(text: str, layers: dict[str, int]) -> Plan:
 def _arguments(words: Sequence[str]) -> tuple[str, ...]:
     """Return the words after the name of the command, without the options that each run sets itself."""
     words = list(words)
-    flags = SET_BY_RUNS
-    if words and Path(words[0]).name == "fairseq-train":
-        words, flags = words[1:], (*SET_BY_RUNS, "--user-dir")
-    elif words and Path(words[0]).name == "leapformer":
+    if words and Path(words[0]).name in ("fairseq-train", "leapformer"):
         words = words[1:]
     if words and words[0] == "train":
         words = words[1:]
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.error = refusing(WHAT)  # type: ignore[assignment,method-assign]
-    for flag in flags:
+    for flag in SET_BY_RUNS:
         parser.add_argument(flag)
     return tuple(parser.parse_known_args(words)[1])
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .. import __version__
+from . import user_dir
 from .errors import TRACEBACK, LeapformerError, first_line, frames, one_line
 
 FLAG = "--traceback"
@@ -91,10 +92,11 @@ def _failed(error: Exception, explain: Explain, words: Sequence[str], shown: boo
 
 
 def _where(error: BaseException) -> str:
-    """The innermost line of our packages, or of fairseq's."""
+    """The innermost line of our packages, of fairseq's, or of the user's folder."""
+    packages = {*_OURS, Path(user_dir.given()).name}
     for frame in frames(error):
         package, _, _ = str(frame.f_globals.get("__name__", "")).partition(".")
-        if package in _OURS:
+        if package in packages:
             parts = Path(frame.f_code.co_filename).parts
             at = max((i for i, part in enumerate(parts) if part == package), default=len(parts) - 1)
             return f" ({'/'.join(parts[at:])}, line {frame.f_lineno})"

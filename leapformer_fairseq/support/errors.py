@@ -113,6 +113,12 @@ def frames(error: BaseException) -> Iterator[FrameType]:
     return reversed(stack)
 
 
+def place_in(folder: Path, error: BaseException) -> str:
+    """The innermost file and line in a folder that an exception passed through, with a colon; "" if there is none."""
+    inside = [frame for frame in frames(error) if Path(frame.f_code.co_filename).is_relative_to(folder)]
+    return f"{inside[0].f_code.co_filename}, line {inside[0].f_lineno}: " if inside else ""
+
+
 def _system(error: OSError) -> str | None:
     if error.errno is None:  # raised by a library with nothing but a text
         text = " ".join(str(error).split())

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from typing import Any
 
+from .. import register
+from . import user_dir
 from .errors import LeapformerError
 
 
@@ -41,12 +43,17 @@ def pool_of(count: int, what: str, remedy: str, threads: int | None = None) -> I
 
 
 def _begin(level: int | None = None, threads: int | None = None) -> None:
-    """Begin a process of a pool, which ends with its parent: if that is killed, nobody wants the results."""
+    """Begin a process of a pool, which ends with its parent: if that is killed, nobody wants the results.
+
+    It knows the mechanisms of the folder that was given to its parent.
+    """
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)  # read when PyTorch is imported
     if level is not None:
         logging.basicConfig(level=level)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if user_dir.given():
+            register()
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -28,6 +28,7 @@ from leapformer_fairseq.attention import build as build_registered
 from leapformer_fairseq.attention.ops import dispatch
 from leapformer_fairseq.attention.recurrent.base import RecurrentMechanism
 from leapformer_fairseq.attention.recurrent.convolution import ShortConvolution
+from leapformer_fairseq.attention.recurrent.normed import OUTPUT_GATE
 
 from .. import covering
 
@@ -41,12 +42,16 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 MECHANISMS = {**REGISTERED, **{name: REGISTERED[of] for name, (of, _) in {**VARIANTS, **ENCODERS}.items()}}
 NAMES = sorted({*REGISTERED, *VARIANTS})
+# those whose formulas the tests know: not those of a user's folder
+OURS = {name for name in NAMES if MECHANISMS[name].__module__.startswith("leapformer_fairseq.")}
 RECURRENT = [name for name in NAMES if issubclass(MECHANISMS[name], RecurrentMechanism)]
 LINEAR = [name for name in NAMES if issubclass(MECHANISMS[name], LinearMechanism) and name not in RECURRENT]
 BOUNDED = [name for name in NAMES if name.startswith("abc-")]
 CONSTANT = [name for name in NAMES if MECHANISMS[name].capabilities.constant_state]
 # whose output is brought to unit size
 NORMED = [name for name in RECURRENT if not MECHANISMS[name].averages]
+# whose output gate is as wide as values, which in these tests are not as wide as heads
+OUTPUT_GATED = [name for name in (*NORMED, *ENCODERS) if OUTPUT_GATE in MECHANISMS[name].options]
 # whose weights of all keys are no average
 UNNORMALIZED = [name for name in NAMES if not MECHANISMS[name].capabilities.normalized]
 SLOTS = {"abc_slots": 5}
@@ -73,8 +78,7 @@ OPTIONS = {
     "rfa": {"rfa_features": 12},
     "rfa-gate": {"rfa_features": 12},
     "t2r": {"t2r_features": 12},
-    # a gate is as wide as values, which here are not as wide as heads
-    **{name: {"output_gate": "none"} for name in (*NORMED, *ENCODERS)},
+    **{name: {"output_gate": "none"} for name in OUTPUT_GATED},
     "reformer": {"lsh_buckets": 4, "lsh_chunk": 5},
     "s4d": {"s4d_state": 6},
     "sinkhorn": {"sinkhorn_block_size": 5, "sinkhorn_max_length": 160},

@@ -51,6 +51,7 @@ from .cases import (
     MECHANISMS,
     NAMES,
     NORMED,
+    OUTPUT_GATED,
     VALUE_DIM,
     WAYS,
     build,
@@ -117,7 +118,7 @@ VARIANTS += [
     ("sparsefinder-block2", {"sparsefinder_block_size": 5, "sparsefinder_blocks": 1}),
     ("entmax", {"entmax_alpha": "learned"}),
 ]
-VARIANTS += [(name, {"output_gate": "none"}) for name in (*NORMED, *ENCODERS)]  # values are not as wide as heads
+VARIANTS += [(name, {"output_gate": "none"}) for name in OUTPUT_GATED]
 VARIANTS += [(name, {}) for name in NAMES if name not in {known for known, _ in VARIANTS} or name.startswith("entmax")]
 PATTERNS = {i for i, (name, _) in enumerate(VARIANTS) if issubclass(MECHANISMS[name], Pattern)}
 # whose queries are the last of the keys' tokens, or all of them

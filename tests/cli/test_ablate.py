@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from leapformer_fairseq import PLUGIN_DIR
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.scoring.figure import Figure
 from leapformer_fairseq.studies import engine, trainings
@@ -333,7 +334,7 @@ def test_a_dry_run_shows_the_commands_and_trains_nothing(ablate, trainer, tmp_pa
 def test_a_command_may_have_any_name_and_its_plans_and_places_are_replaced(name, trainer, training, tmp_path, capsys):
     given = [*name, *training[1:], "--decoder-self-attention", "relu", "--save-dir=x", "--log-format", "tqdm"]
     if "fairseq" in str(name):
-        given += ["--user-dir", "/some/plugin"]
+        given += ["--user-dir", str(PLUGIN_DIR)]
     out = str(tmp_path / "out")
     assert main(["ablate", "--out", out, "--mechanisms", "leap", "--blocks", "decoder-self", "--", *given]) == 0
     command = trainer.commands["softmax/leap/softmax"]

@@ -240,14 +240,15 @@ class TestList:
     @pytest.mark.parametrize(
         ("name", "message"),
         [
-            ("leep", "list knows no 'leep'; did you mean leap? `leapformer list` shows all mechanisms"),
-            ("zzzzz", "list knows no 'zzzzz'; `leapformer list` shows all mechanisms"),
-            ("model", "list knows no 'model'; did you mean models? `leapformer list` shows all mechanisms"),
+            ("leep", "list knows no 'leep'; did you mean leap? "),
+            ("zzzzz", "list knows no 'zzzzz'; "),
+            ("model", "list knows no 'model'; did you mean models? "),
         ],
     )
     def test_an_unknown_name_is_one_line_with_what_may_be_meant(self, name, message, capsys):
         assert cli.main(["list", name]) == 2
-        assert capsys.readouterr() == ("", f"leapformer: error: {message}\n")
+        remedy = "`leapformer list` shows all; --user-dir FOLDER adds your own"
+        assert capsys.readouterr() == ("", f"leapformer: error: {message}{remedy}\n")
 
     def test_a_name_and_json(self, capsys):
         assert cli.main(["list", "leap", "--json"]) == 2
@@ -311,23 +312,13 @@ class TestFairseqCommands:
         assert cli.main(["train", *arguments]) == 0
         assert calls == [["leapformer train", "--user-dir", str(PLUGIN_DIR), *arguments]]
 
-    @pytest.mark.parametrize("given", [["--user-dir", str(PLUGIN_DIR)], [f"--user-dir={PLUGIN_DIR}"]])
-    def test_user_dir_of_the_user_stays(self, calls, given):
-        assert cli.main(["generate", *given, "data"]) == 0
-        assert calls == [["leapformer generate", *given, "data"]]
-
-    def test_other_spellings_of_our_path_are_that_path(self, calls, tmp_path):
+    def test_every_spelling_of_our_path_is_not_needed(self, calls, tmp_path):
         (tmp_path / "renamed").symlink_to(PLUGIN_DIR)
-        for path in (f"{PLUGIN_DIR}/", PLUGIN_DIR / ".." / PLUGIN_DIR.name, tmp_path / "renamed", PLUGIN_DIR.name):
+        paths = PLUGIN_DIR, f"{PLUGIN_DIR}/", PLUGIN_DIR / ".." / PLUGIN_DIR.name, tmp_path / "renamed", PLUGIN_DIR.name
+        for path in paths:
             assert cli.main(["generate", "--user-dir", str(path), "data"]) == 0
             assert cli.main(["generate", "data", f"--user-dir={path}"]) == 0
-        assert calls[::2] == [["leapformer generate", "--user-dir", str(PLUGIN_DIR), "data"]] * 4
-        assert calls[1::2] == [["leapformer generate", "data", f"--user-dir={PLUGIN_DIR}"]] * 4
-
-    def test_another_plugin_stays(self, calls, tmp_path):
-        (tmp_path / "other").mkdir()
-        assert cli.main(["generate", "--user-dir", str(tmp_path / "other"), "data"]) == 0
-        assert calls == [["leapformer generate", "--user-dir", str(tmp_path / "other"), "data"]]
+        assert calls == [["leapformer generate", "--user-dir", str(PLUGIN_DIR), "data"]] * 2 * len(paths)
 
     def test_second_copy_is_explained(self, calls, tmp_path, capsys):
         (tmp_path / PLUGIN_DIR.name).mkdir()

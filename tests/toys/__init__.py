@@ -1,4 +1,6 @@
-"""One mechanism of each family, each in one small file: what "Adding a mechanism" (docs) shows, and a test of the core.
+"""A folder of one's own (`--user-dir`): one mechanism of each family, each in one small file.
 
-`LEAPFORMER_TOYS=1` registers them before tests are collected; see test_toys.py.
+They are what "Adding a mechanism" (docs) shows, and a test of the core; see test_toys.py.
 """
+
+from . import buckets, cubic, decay, delta, fade, gate, slots  # noqa: F401  (each registers its mechanism)

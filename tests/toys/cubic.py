@@ -3,8 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from leapformer_fairseq.attention import Features, LinearMechanism, Option, TokenInfo, register
-from leapformer_fairseq.attention.linear.base import NORMALIZER_FLOOR
+from leapformer_fairseq.attention import NORMALIZER_FLOOR, Features, LinearMechanism, Option, TokenInfo, register
 
 
 @register("toy-cubic", NORMALIZER_FLOOR, Option("toy_scale", 1.0, "toy-cubic: factor before the power"))

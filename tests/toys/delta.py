@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leapformer_fairseq.attention import Capabilities, Mask, Mechanism, State, TokenInfo, register
-from leapformer_fairseq.attention.ops.precision import accumulated, in_float32
+from leapformer_fairseq.attention.ops import accumulated, in_float32
 
 
 @dataclass

@@ -5,9 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leapformer_fairseq.attention import TokenInfo, register
-from leapformer_fairseq.attention.bounded.base import EMPTY_SLOTS, SLOTS
-from leapformer_fairseq.attention.bounded.sums import SlotSums
+from leapformer_fairseq.attention import EMPTY_SLOTS, SLOTS, SlotSums, TokenInfo, register
 
 
 @register("toy-slots", SLOTS, EMPTY_SLOTS)

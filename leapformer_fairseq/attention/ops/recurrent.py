@@ -113,7 +113,7 @@ def loop(
     return after, out if queries is None else out.movedim(0, -2)
 
 
-def sums(q: Tensor, keys: Written, first: Tensor, mask: Mask, block: int) -> tuple[Tensor, Tensor]:
+def sums(q: Tensor, keys: Written, first: Tensor, mask: Mask, block: int = 64) -> tuple[Tensor, Tensor]:
     """What queries (.., T, F) read, (.., T, X), beginning with the state `first` (.., F, X); the state after all keys.
 
     Every key must be seen by some query. A block has `block` queries, or `block` of the keys that all queries see.

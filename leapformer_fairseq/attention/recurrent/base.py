@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...support.errors import LeapformerError
 from ..capabilities import ENCODER_SELF
-from ..linear.base import LinearState
+from ..linear.base import NORMALIZER_FLOOR, LinearState
 from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask, visible, with_state
 from ..mechanism import Inputs, Mechanism, State, shown
 from ..ops import dispatch, linear, recurrent
@@ -49,8 +49,11 @@ class RecurrentMechanism(Mechanism):
     replaces: ClassVar[bool] = False
     #: queries per block, in which all pairs are compared
     block_queries: ClassVar[int] = 64
-    features: int
-    normalizer_floor: float
+
+    def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
+        super().__init__(head_dim, num_heads, **options)
+        self.features = head_dim  # F, unless a subclass has more
+        self.normalizer_floor = float(getattr(self.chosen, NORMALIZER_FLOOR.name, NORMALIZER_FLOOR.default))
 
     @abstractmethod
     def queries(self, q: Tensor, tokens: TokenInfo) -> Tensor:

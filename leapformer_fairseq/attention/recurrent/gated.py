@@ -68,7 +68,6 @@ class ForgetGate(Averaging):
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        self.normalizer_floor = float(self.chosen.normalizer_floor)
         self.weighs = self.block == DECODER_CROSS and self.chosen.gate_order == "importance"
 
     def forget_gate(self) -> Gate:
@@ -94,7 +93,6 @@ class GatedReLU(ForgetGate):
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        self.features = head_dim
         self.gate = self.forget_gate()
 
     def map_queries(self, x: Tensor, tokens: TokenInfo) -> Features:

@@ -42,7 +42,6 @@ class NormedMechanism(RecurrentMechanism):
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
-        self.features = head_dim
         chosen = self.chosen.output_gate
         self.activation = self.published_gate if chosen == "published" else chosen
         width = head_dim * num_heads

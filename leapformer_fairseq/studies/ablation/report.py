@@ -9,6 +9,7 @@ from typing import Any
 
 from ...scoring.pictures.scores import ablation_figure
 from ...scoring.table import Column, Table, page
+from ...support import user_dir
 from ...support.files import write_json, write_text
 from ...support.signature import signature
 from ..training_command import plan_flags
@@ -69,7 +70,7 @@ def _row(study: Study, run: Run) -> Row:
         "taken": _taken(study, run),
         **result,
         **dict.fromkeys(("difference", "relative", "speed_ratio")),
-        "command": shlex.join(study.command(run)),
+        "command": shlex.join([*study.command(run), *user_dir.option()]),
     }
     baseline = study.runs[0].result
     if run.result and baseline and run.role != BASELINE:
@@ -132,7 +133,8 @@ def commands(study: Study) -> str:
     parts = ["#!/usr/bin/env bash", "# Every training of this ablation.", "set -e", shlex.join(["cd", str(Path.cwd())])]
     for run in study.runs:
         if run.status != REFUSED:
-            parts += ["", f"# {plan_text(run.plan)}: {run.role}, {run.status}", shlex.join(study.command(run))]
+            parts += ["", f"# {plan_text(run.plan)}: {run.role}, {run.status}"]
+            parts.append(shlex.join([*study.command(run), *user_dir.option()]))
     return "\n".join(parts) + "\n"
 
 
