@@ -36,7 +36,7 @@ from leapformer_fairseq.scoring.runs import compare
 from leapformer_fairseq.simul import batch, sentence_training, simulate
 from leapformer_fairseq.simul.simulate import put_in_order
 from leapformer_fairseq.simul.talks import LOGS, join_logs
-from leapformer_fairseq.studies.launching import _last
+from leapformer_fairseq.studies.launching import value_of
 from leapformer_fairseq.studies.lra import grid
 from leapformer_fairseq.studies.lra.protocols import load
 from leapformer_fairseq.studies.probes import study, tasks
@@ -288,8 +288,9 @@ def test_of_several_results_in_a_log_the_last_one_counts(tmp_path: Path) -> None
     log.write_text("valid on 'valid' subset | loss 1 | accuracy 10\nvalid on 'valid' subset | loss 2 | accuracy 90.5\n")
     found = score_validation(log, 77)
     assert found["scores"] == {"accuracy": 90.5} and found["n_instances"] == 77
-    assert _last(["--max-update", "5", "--lr", "1", "--max-update", "7"], "--max-update") == 7
-    assert _last(["--lr", "1"], "--max-update") == 0
+    assert value_of(["--max-update", "5", "--lr", "1", "--max-update", "7"], "--max-update") == "7"
+    assert value_of(["--lr=2", "--lr", "1"], "--lr") == "1" and value_of(["--lr", "1", "--lr=2"], "--lr") == "2"
+    assert value_of(["--lr", "1"], "--max-update") is None
 
 
 def a_grid(folder: Path) -> grid.Grid:

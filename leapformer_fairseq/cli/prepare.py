@@ -44,7 +44,7 @@ def pieces(text: str) -> int:
 
 # -------------------------------------------------------------------------------------------- what is done, and printed
 def _speech(args: Namespace) -> Iterator[str]:
-    dataset = SPEECH[args.dataset]
+    dataset = speech_releases.paired(args.dataset, args.pair)
     yield from _split_lines(speech.prepare(dataset, args.root, args.out, args.vocab_size, args.workers))
 
 
@@ -95,8 +95,9 @@ def _joined_talks(args: Namespace) -> Iterator[str]:
 
 
 def _mustc_talks(args: Namespace) -> Iterator[str]:
-    segments = speech_releases.MUSTC.read_split(Path(args.root).absolute(), args.split)
-    about = {"mustc": str(Path(args.root).absolute()), "split": args.split}
+    dataset, root = speech_releases.paired("mustc", args.pair), Path(args.root).absolute()
+    segments = dataset.read_split(root, args.split)
+    about = {dataset.name: str(root), "split": args.split}
     yield from _talk_lines(talks.prepare(args.out, about, lambda _: talks.published(segments, args.split)), args)
 
 
@@ -157,6 +158,8 @@ def _lra(args: Namespace) -> Iterator[str]:
 
 
 # ------------------------------------------------------------------------------------------------------------ data sets
+MUSTC_PAIR = f"--pair SOURCE-TARGET = {speech_releases.PAIRS['mustc']}  languages"
+COVOST_PAIR = f"--pair SOURCE-TARGET = {speech_releases.PAIRS['covost2']}  languages"
 WORKERS = "--workers N:int = 1  processes"
 DOWNLOAD = "--download  fetch the files that ROOT lacks"
 TYPES = f"""
@@ -225,8 +228,8 @@ WIKI_HOLDS = "holds wiki.{train,valid,test}.tokens or {train,valid,test}.txt"
 # how it is prepared, what its ROOT holds, its options
 DATASETS: dict[str, tuple[Callable[[Namespace], Iterator[str]], str, str]] = {
     tables.NAME: (_tables, "recordings of your own, described by tables", TABLES),
-    "mustc": (_speech, "MuST-C en-de: holds en-de/data", ""),
-    "covost2": (_speech, "CoVoST 2 fr-en: holds validated.tsv, covost_v2.*.tsv, clips", ""),
+    "mustc": (_speech, "MuST-C: holds en-de/data", MUSTC_PAIR),
+    "covost2": (_speech, "CoVoST 2: holds validated.tsv, covost_v2.*.tsv, clips", COVOST_PAIR),
     "mboshi": (_small_speech, "Mboshi-French: holds full_corpus_newsplit", TYPES),
     "quechua": (_small_speech, "Quechua-Spanish of IWSLT 2023: holds que_spa_clean", TYPES),
     "talks": (
@@ -237,8 +240,8 @@ DATASETS: dict[str, tuple[Callable[[Namespace], Iterator[str]], str, str]] = {
     ),
     "mustc-talks": (
         _mustc_talks,
-        "the whole talks of a MuST-C en-de test set: holds en-de/data",
-        f"--split {choice(speech_releases.MUSTC.splits[1:])} = tst-COMMON",
+        "the whole talks of a MuST-C test set: holds en-de/data",
+        f"--split {choice(speech_releases.MUSTC.splits[1:])} = tst-COMMON\n{MUSTC_PAIR}",
     ),
     "acl6060": (_acl6060, "the talks of ACL 60/60: holds 2/acl_6060", ACL),
     "multi30k": (

@@ -12,6 +12,7 @@ from ..scoring.table import bullets, page, signed
 from ..support.files import write_json, write_text
 from ..support.signature import signature
 
+INTERVALS = "±: half of the 95 % interval by resampling of the sentences"
 OPTIONS = """
 folder DIR              the --out folder of scripts/quickstart.sh or of a recipe
 --next LINE... =        the last lines of the report
@@ -41,6 +42,12 @@ def _markdown(comparison: dict[str, Any], picture: str, last: list[str]) -> str:
     runs = [f"{system['title']}: `{system['options']}`, in `{name}`" for name, system in systems.items()]
     legend = "k: how many steps of speech the translation stays behind. AL, LAAL, DAL and ATD in milliseconds of "
     legend += "speech, AP a ratio, above 1 where hypotheses are longer than references. "
+    if any(row["intervals"] for system in systems.values() for row in system["rows"]):
+        legend += f"{INTERVALS}, as the bars of the picture. "
+    baselines = dict.fromkeys(row["baseline"] for system in systems.values() for row in system["rows"] if "p" in row)
+    if baselines:
+        titles = " or ".join(systems[name]["title"] for name in baselines)
+        legend += f"p: of a difference to {titles} this large at the same k, in either direction. "
     if timed:
         legend += "`_CA` adds the time of computation; compute is seconds of computation per second of audio"
         legend += f", with {_threads(systems)}. "

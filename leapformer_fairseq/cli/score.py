@@ -159,10 +159,15 @@ def _lines(report: dict[str, Any], counted: str = "") -> list[str]:
         lines = [f"{report['n_instances']} utterances, {report['n_empty']} without output (they have no latency)"]
     width = max(8, *(len(name) for name in report["scores"]))
     for name, value in report["scores"].items():
-        lines.append(f"{name:{width}}{value:12.3f} {_UNITS_OF_SCORES.get(name.removesuffix('_CA'), 'ms')}".rstrip())
+        half = report.get("intervals", {}).get(name)
+        margin = "" if half is None else f" ± {half:.3f}"
+        unit = _UNITS_OF_SCORES.get(name.removesuffix("_CA"), "ms")
+        lines.append(f"{name:{width}}{value:12.3f}{margin} {unit}".rstrip())
     compute = report["compute"]
     if compute and compute["seconds_per_second"] is not None:
         lines.append(f"{'compute':{width}}{compute['seconds_per_second']:12.3f} s per second of audio")
+    if report.get("intervals"):
+        lines.append("±: half of the 95 % interval by resampling of the sentences")
     return [
         *lines,
         *report.get("marks", []),

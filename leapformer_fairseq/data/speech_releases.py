@@ -1,10 +1,11 @@
 """The released speech translation data sets, by name: how to read the recordings of a split.
 
-mustc: MuST-C English-German (Di Gangi et al., 2019, N19-1202; Cattoni et al., 2021), TED talks cut into segments.
-    ROOT/en-de/data/{train,dev,tst-COMMON,tst-HE}/{wav/*.wav, txt/SPLIT.{yaml,en,de}}. The YAML file lists the segments
-    (wav, offset, duration, speaker_id) in the order of the lines of the two texts.
+mustc: MuST-C English-German (Di Gangi et al., 2019, N19-1202; Cattoni et al., 2021), TED talks cut into segments, or
+    another of its languages. ROOT/en-de/data/{train,dev,tst-COMMON,tst-HE}/{wav/*.wav, txt/SPLIT.{yaml,en,de}}. The
+    YAML file lists the segments (wav, offset, duration, speaker_id) in the order of the lines of the two texts.
 
-covost2: CoVoST 2 French-English (Wang et al., 2021, arXiv:2007.10310), sentences of Common Voice, read aloud.
+covost2: CoVoST 2 French-English (Wang et al., 2021, arXiv:2007.10310) or another of its pairs, sentences of Common
+    Voice, read aloud.
     ROOT/validated.tsv (Common Voice: path, sentence, client_id), ROOT/covost_v2.fr_en.tsv (path, translation, split)
     and ROOT/clips/*.mp3, or the same clips as wav. The tables are joined by path, as in fairseq's prep_covost_data.
 
@@ -21,6 +22,7 @@ quechua: Quechua-Spanish of IWSLT 2023, a part of Siminchik (Cardenas et al., 20
 from __future__ import annotations
 
 import html
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
@@ -37,7 +39,7 @@ from .speech import SpeechDataset
 from .text import tidy, without_notes, without_quotes
 
 MBOSHI = "full_corpus_newsplit"
-COVOST_PAIR = "fr_en"
+PAIRS = {"mustc": "en-de", "covost2": "fr-en"}  # by default
 ALSO_IN = {"train_covost": "train"}  # CoVoST's extension of Common Voice's training set
 TEST = 400  # utterances of Mboshi, or a tenth of the released training split if that is less
 
@@ -121,18 +123,17 @@ def _seconds(segment: Any, name: str, place: str) -> float:
 
 
 # ---------------------------------------------------------------------------------------------------------- CoVoST 2
-def read_covost2(root: Path, split: str) -> list[Recording]:
+def read_covost2(pair: str, root: Path, split: str) -> list[Recording]:
     """All clips of a split, in the order of Common Voice's table.
 
-    Raises LeapformerError that names the missing table, column or folder.
+    `pair` is as in "fr-en". Raises LeapformerError that names the missing table, column or folder.
     """
-    clips = root / "clips"
+    clips, name = root / "clips", f"covost_v2.{pair.replace('-', '_', 1)}.tsv"
     if not clips.is_dir():
-        tables = f"validated.tsv and covost_v2.{COVOST_PAIR}.tsv"
-        raise LeapformerError(f"no folder {clips}; the CoVoST 2 root holds clips, {tables}")
+        raise LeapformerError(f"no folder {clips}; the CoVoST 2 root holds clips, validated.tsv and {name}")
     translations = {
         row["path"]: row["translation"]
-        for row in read_table(root / f"covost_v2.{COVOST_PAIR}.tsv", ("path", "translation", "split"))
+        for row in read_table(root / name, ("path", "translation", "split"))
         if ALSO_IN.get(row["split"], row["split"]) == split
     }
     return [
@@ -220,18 +221,29 @@ def _shares(counts: Counter[str], total: int) -> Counter[str]:
 # Transcripts of few hours in characters: most subwords occur too rarely (docs/own_speech.md).
 _FEW_HOURS: dict[str, Any] = {"vocab_size": 1_000, "transcript_type": "char"}
 _SPLITS = ("train", "dev", "test")
-MUSTC = SpeechDataset(
-    "mustc",
-    ("train", "dev", "tst-COMMON", "tst-HE"),
-    partial(_read_talks, "MuST-C", "en-de/data", ("en", "de"), {}),
-    read_segment,
-    without_notes,
-)
+
+
+def paired(name: str, pair: str) -> SpeechDataset:
+    """MuST-C or CoVoST 2 of a pair of languages, such as "en-es", which is part of the name unless it is the default.
+
+    Raises LeapformerError for anything but two codes.
+    """
+    if not re.fullmatch(r"[a-z]{2,3}-[a-z]{2,3}(-[A-Z]{2})?", pair):
+        raise LeapformerError(f"--pair {pair}: give two codes of languages, as in {PAIRS[name]}")
+    named = name if pair == PAIRS[name] else f"{name} {pair}"
+    if name == "covost2":
+        return SpeechDataset(named, _SPLITS, partial(read_covost2, pair), read_audible, without_quotes)
+    splits, languages = ("train", "dev", "tst-COMMON", "tst-HE"), pair.split("-", 1)
+    reading = partial(_read_talks, "MuST-C", f"{pair}/data", languages, {})
+    return SpeechDataset(named, splits, reading, read_segment, without_notes)
+
+
+MUSTC = paired("mustc", PAIRS["mustc"])
 DATASETS = {
     dataset.name: dataset
     for dataset in (
         MUSTC,
-        SpeechDataset("covost2", _SPLITS, read_covost2, read_audible, without_quotes),
+        paired("covost2", PAIRS["covost2"]),
         SpeechDataset("mboshi", _SPLITS, read_mboshi, read_segment, tidy, **_FEW_HOURS),
         SpeechDataset(
             "quechua",

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..support.errors import LeapformerError
 from ..support.files import read_json
 from .names import run_title
-from .table import Column, Table
+from .systems import Place, p_values
+from .table import Column, Record, Table
 
+BASELINE = "softmax"
+TESTED = ("BLEU", "AL", "LAAL", "LongYAAL")  # whose p are in tables; data has those of all scores
 # column of the table -> key of the row
 COLUMNS = {
     "BLEU": "BLEU",
@@ -43,26 +47,51 @@ FORMS = {
 def collect(folder: str | Path) -> dict[str, Any]:
     """Collect all scores: {"systems": {name: {"title", "options", "rows"}}, "signatures"}.
 
-    `name` is the folder of a system, `title` a unique name for people; a row has the scores for one k, or offline.
+    `name` is the folder of a system, `title` a unique name for people; a row has the scores for one k, or offline, and
+    "intervals". It has "p" of the differences to the row of this k of the "baseline", by score: the first system with
+    softmax, or else the first of all, of the same test set. That needs what the systems wrote beside their scores.
     Raises LeapformerError if nothing below the folder was scored, or if scores are damaged.
     """
     folder = Path(folder)
     systems: dict[str, Any] = {}
     signatures: dict[str, str] = {}
+    places: dict[tuple[str, Any], Place] = {}
     for path in sorted(folder.glob("*/**/scores.json"), key=_order):
         run = path.parent.parent
         scores = read_json(path, ("scores", "signatures", "compute", "n_instances"), "score this run again")
         name, options = str(run.relative_to(folder)), _options(run, folder)
         system = systems.setdefault(name, {"title": run_title(name, options), "options": options, "rows": []})
-        system["rows"].append(_row(path.parent.name, scores))
+        row = _row(path.parent.name, scores)
+        system["rows"].append(row)
+        places[name, row["k"]] = Place.of(path.parent, scores)
         signatures.update(scores["signatures"])
     if not systems:
         raise LeapformerError(f"{folder} holds no scores; give the --out folder of a finished quickstart or recipe")
+    _compare(systems, places)
     titles = Counter(system["title"] for system in systems.values())
     for name, system in systems.items():
         if titles[system["title"]] > 1:  # a title leaves out most options
             system["title"] += f" ({name})"
     return {"systems": systems, "signatures": signatures}
+
+
+def _compare(systems: dict[str, Any], places: Mapping[tuple[str, Any], Place]) -> None:
+    """Add "baseline" and "p" to rows, but for those that are of no test set of a baseline."""
+    softmax = [name for name, system in systems.items() if _is_softmax(system["options"])]
+    for name, system in systems.items():
+        candidates = softmax or [*systems]
+        baselines = candidates[: candidates.index(name)] if name in candidates else candidates
+        for row in system["rows"]:
+            for other in baselines:
+                place = places.get((other, row["k"]))
+                if place and (found := p_values(place, places[name, row["k"]])):
+                    row |= {"baseline": other, "p": found}
+                    break
+
+
+def _is_softmax(options: str) -> bool:
+    """Whether all attention in the options of a run is softmax."""
+    return {plan.partition(":")[0] for plan in re.findall(r"--(?:\S+-)?attention (\S+)", options)} == {BASELINE}
 
 
 def _order(path: Path) -> tuple[str, float]:
@@ -81,7 +110,7 @@ def _row(name: str, scores: dict[str, Any]) -> dict[str, Any]:
     row = {"k": int(name[1:]) if re.fullmatch(r"k\d+", name) else name, "sentences": scores["n_instances"]}
     row["threads"] = _threads(scores)
     times = {"compute": compute.get("seconds_per_second"), "without_prenet": compute.get("without_prenet")}
-    return row | scores["scores"] | times
+    return row | scores["scores"] | times | {"intervals": scores.get("intervals", {})}
 
 
 def _threads(scores: dict[str, Any]) -> int | None:
@@ -97,5 +126,24 @@ def table(comparison: dict[str, Any]) -> Table:
     rows = [{"system": system["title"], **row} for system in comparison["systems"].values() for row in system["rows"]]
     optional = ("rare_recall", "YAAL", "AL_CA", "compute", "without_prenet", "perplexity")
     columns = [Column("system", "attention"), Column("k"), Column("sentences")]
-    columns += [Column(key, title, FORMS.get(key, ".0f"), optional=key in optional) for title, key in COLUMNS.items()]
-    return Table(rows, columns)
+    columns += [
+        Column(key, title, FORMS.get(key, ".0f"), with_interval(key), optional=key in optional)
+        for title, key in COLUMNS.items()
+    ]
+    return Table(rows, [*columns, *p_columns()])
+
+
+def with_interval(key: str) -> Callable[[Record], Any]:
+    """Return what gets the value of a score from a row, with its interval if there is one."""
+
+    def value(row: Record) -> Any:
+        half = row.get("intervals", {}).get(key)
+        score = row.get(key)
+        return score if half is None or score is None else {"score": score, "interval": half}
+
+    return value
+
+
+def p_columns() -> list[Column]:
+    """Columns of p for the scores that have it in `TESTED`."""
+    return [Column(f"p.{key}", f"p ({key})", ".3f", optional=True) for key in TESTED]

@@ -209,7 +209,7 @@ class Panel:
         points: Iterable[Point],
         *,
         reach: Sequence[tuple[float, float]] = (),
-        across: bool = False,
+        across: Sequence[tuple[float, float]] = (),
         colour: str | None = None,
         marker: str | None = None,
         hollow: bool = False,
@@ -218,7 +218,8 @@ class Panel:
     ) -> Any:
         """Draw a line through points, or only the points if there are fewer than three.
 
-        reach:  the least and greatest value of each point, as a bar; with `across`, along the x axis.
+        reach:  the least and greatest value of each point along the y axis, as a bar.
+        across: the same along the x axis.
         hollow: draw dashes and empty markers, for a variant of another line.
         label:  written beside the end in place of the name; "" writes nothing.
         """
@@ -228,11 +229,12 @@ class Panel:
         look = {"color": colour, "marker": marker, "linestyle": dash, "label": name, **_LINE}
         look |= {"markerfacecolor": "white"} if hollow else {}
         errors: dict[str, Any] = {}
-        if reach:
-            centres = xs if across else ys
-            ends = [[c - low, high - c] for c, (low, high) in zip(centres, reach, strict=True)]
-            errors = {"xerr" if across else "yerr": list(zip(*ends, strict=True)), "capsize": 2.5, "elinewidth": 1}
-        drawn = self.axes.errorbar(xs, ys, **errors, **{**look, **style}) if errors else None
+        for axis, centres, bars in ("x", xs, across), ("y", ys, reach):
+            if bars:
+                ends = [[c - low, high - c] for c, (low, high) in zip(centres, bars, strict=True)]
+                errors[f"{axis}err"] = list(zip(*ends, strict=True))
+        bar = {"capsize": 2.5, "elinewidth": 1}
+        drawn = self.axes.errorbar(xs, ys, **errors, **bar, **{**look, **style}) if errors else None
         drawn = drawn or self.axes.plot(xs, ys, **{**look, **style})[0]
         self.points += len(xs)
         if xs and label != "":
@@ -360,10 +362,14 @@ class Panel:
             taken.append(np.array([low[best], high[best]]))
 
     def _marks(self) -> Any:
-        """Places on the lines and at the points of the panel, in pixels, (N, 2)."""
+        """Places on the lines and bars and at the points of the panel, in pixels, (N, 2)."""
         import numpy as np
+        from matplotlib.collections import LineCollection
 
-        places: list[Any] = [points.get_offsets() for points in self.axes.collections]
+        places: list[Any] = []
+        for points in self.axes.collections:
+            bars = points.get_segments() if isinstance(points, LineCollection) else []
+            places += [np.linspace(bar[0], bar[-1], 24) for bar in bars] if bars else [points.get_offsets()]
         for line in self.axes.get_lines():
             if line.get_transform() == self.axes.transData:  # not across the panel
                 path = line.get_path()

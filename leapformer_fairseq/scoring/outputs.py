@@ -16,6 +16,7 @@ from ..support.errors import LeapformerError
 from ..support.lines import read_lines
 from .marks import length_ratio, marks
 from .quality import quality
+from .significance import intervals
 
 _TOKENS = re.compile(r"Evaluated ([\d,]+) tokens")
 _PERPLEXITY = re.compile(r"Loss \(base 2\): (\S+), Perplexity: (\S+)")
@@ -121,12 +122,14 @@ def score_generation(
     predictions = aligned_hypotheses(paths, lines)
     scores = quality(predictions, lines, tokenize, training)
     lengths = length_ratio(predictions, lines)
-    return _record(
+    record = _record(
         {score.name: score.value for score in scores},
         {score.name: score.signature for score in scores},
         len(lines),
         sum(not text for text in predictions),
-    ) | {"length_ratio": lengths, "marks": marks(lengths)}
+    )
+    resampled = intervals({score.name: score.measure for score in scores if score.measure})
+    return record | {"intervals": resampled, "length_ratio": lengths, "marks": marks(lengths)}
 
 
 def score_evaluation(log: str | Path, tokens: int) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from sacrebleu.metrics.chrf import CHRF
 from ..runtime.formats import jsonl
 from ..support.errors import LeapformerError
 from ..support.lines import read_lines
+from .significance import Measure
 
-SEED = 12345  # sacreBLEU's seed for resampling
 _ANSWERS = 'it answers {"score": N} for each segment, then {"system": N, "name": "...", "version": "..."}'
 FREQUENT = 100  # most frequent words of the training text, which a model may write whether they were said or not
 
@@ -28,14 +28,14 @@ FREQUENT = 100  # most frequent words of the training text, which a model may wr
 class QualityScore:
     """A corpus score from 0 to 100, its signature, and the same score for each sentence.
 
-    `interval` is half of the 95 % interval by bootstrap resampling of the sentences (Koehn, 2004), if requested.
+    `measure` computes it from the sentences, for resampling; None if another program did.
     """
 
     name: str
     value: float
     signature: str
     per_sentence: tuple[float, ...]
-    interval: float | None = None
+    measure: Measure | None = None
 
 
 def quality(
@@ -51,17 +51,15 @@ def quality(
     return (*scores, rare_recall(predictions, references, read_lines(Path(training), "--training-text"), tokenize))
 
 
-def bleu(
-    predictions: Sequence[str], references: Sequence[str], tokenize: str = "13a", samples: int = 0
-) -> QualityScore:
+def bleu(predictions: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> QualityScore:
     """Corpus BLEU of detokenised text, with one reference each (Papineni et al., 2002; Post, 2018, arXiv:1804.08771).
 
     `tokenize`: 13a for languages with spaces, zh for Chinese, ja-mecab for Japanese. Sentence scores use the effective
-    order: n-grams longer than the sentence do not count. `samples` is the number of resamples for the interval, 0 for
-    none. Raises LeapformerError for a tokenizer that is unknown or not installed.
+    order: n-grams longer than the sentence do not count. Raises LeapformerError for a tokenizer that is unknown or not
+    installed.
     """
     corpus, sentence = _bleu(tokenize), _bleu(tokenize, effective_order=True)
-    return _score("BLEU", corpus, sentence, predictions, references, samples)
+    return _score("BLEU", corpus, sentence, predictions, references)
 
 
 def _bleu(tokenize: str, effective_order: bool = False, lowercase: bool = False) -> BLEU:
@@ -74,9 +72,9 @@ def _bleu(tokenize: str, effective_order: bool = False, lowercase: bool = False)
         raise LeapformerError(f"tokenizer {tokenize!r} cannot be used: {' '.join(str(error).split())}") from error
 
 
-def chrf(predictions: Sequence[str], references: Sequence[str], samples: int = 0) -> QualityScore:
+def chrf(predictions: Sequence[str], references: Sequence[str]) -> QualityScore:
     """Corpus chrF2 (Popović, 2015, W15-3049): the F-score of character n-grams, independent of any tokenizer."""
-    return _score("chrF", CHRF(), CHRF(), predictions, references, samples)
+    return _score("chrF", CHRF(), CHRF(), predictions, references)
 
 
 def rare_recall(
@@ -103,10 +101,10 @@ def rare_recall(
         recalled.append(sum(min(count, predicted[word]) for word, count in rare.items()))
     shares = zip(recalled, totals, strict=True)
     per_sentence = tuple(100 * count / total if total else 100.0 for count, total in shares)
-    value = 100 * sum(recalled) / max(1, sum(totals))
-    return QualityScore(
-        "rare_recall", value, f"frequent:{FREQUENT}|case:lc|tok:{tokenize}|words:{sum(totals)}", per_sentence
-    )
+    sums = np.array([recalled, totals], float).T
+    measure = Measure(sums, lambda sums: float(100 * sums[0] / max(1, sums[1])))
+    signature = f"frequent:{FREQUENT}|case:lc|tok:{tokenize}|words:{sum(totals)}"
+    return QualityScore("rare_recall", measure.value, signature, per_sentence, measure)
 
 
 def _score(
@@ -115,26 +113,15 @@ def _score(
     sentence: BLEU | CHRF,
     predictions: Sequence[str],
     references: Sequence[str],
-    samples: int,
 ) -> QualityScore:
     if len(predictions) != len(references) or not references:
         raise LeapformerError(f"{len(predictions)} predictions for {len(references)} references; give one for each")
-    value = corpus.corpus_score(list(predictions), [list(references)]).score
+    # Not by sacreBLEU's own resampling, which fails if chrF of a resample is 0; it has no public function for the sums.
+    sums = np.array(corpus._extract_corpus_statistics(list(predictions), [list(references)]), float)
+    measure = Measure(sums, lambda sums: float(corpus._compute_score_from_stats([*map(round, sums)]).score))
     pairs = zip(predictions, references, strict=True)
     per_sentence = tuple(sentence.sentence_score(prediction, [reference]).score for prediction, reference in pairs)
-    interval = _interval(corpus, predictions, references, samples) if samples else None
-    return QualityScore(name, value, str(corpus.get_signature()), per_sentence, interval)
-
-
-def _interval(metric: BLEU | CHRF, predictions: Sequence[str], references: Sequence[str], samples: int) -> float:
-    """Half of the 95 % interval, as `sacrebleu --confidence` computes it, with its seed.
-
-    Not called from sacreBLEU, which fails if chrF of a resample is 0 and has no public function for the statistics.
-    """
-    counts = np.array(metric._extract_corpus_statistics(list(predictions), [list(references)]), float)
-    draws = np.random.default_rng(SEED).choice(len(counts), size=(samples, len(counts)), replace=True)
-    scores = sorted(float(metric._compute_score_from_stats(counts[draw].sum(0)).score) for draw in draws)
-    return (scores[samples - samples // 40 - 1] - scores[samples // 40]) / 2
+    return QualityScore(name, measure.value, str(corpus.get_signature()), per_sentence, measure)
 
 
 # ------------------------------------------------------------------------------------------------- another program

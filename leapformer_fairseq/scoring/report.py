@@ -12,6 +12,7 @@ from ..runtime.formats.runlog import Instance, read_compute, read_instances
 from .latency import latency_scores, simultaneity
 from .marks import below_twins, length_ratio, marks
 from .quality import QualityScore, quality
+from .significance import intervals, mean_of
 
 
 def score_run(
@@ -23,6 +24,7 @@ def score_run(
 
     scores:       corpus values: BLEU, chrF and the recall from 0 to 100; AL, LAAL, DAL, ATD, YAAL in ms, AP a ratio,
                   each also as `_CA` if computation was timed. A latency is the mean over the utterances that have it.
+    intervals:    halves of the 95 % intervals of these scores by resampling of utterances, see `significance`.
     simultaneity, length_ratio, marks: see the functions of these names.
     signatures:   of the quality scores.
     compute:      seconds, and seconds per second of audio; None if not logged.
@@ -35,9 +37,8 @@ def score_run(
     """
     instances, compute = read_instances(output, unit), read_compute(output)
     texts = [instance.prediction for instance in instances], [instance.reference for instance in instances]
-    latencies = [latency_scores(instance, unit) for instance in instances]
-    timed = all("AL_CA" in scores for scores in latencies if scores)  # a mean over some of the utterances would mislead
-    names = [name for scores in latencies for name in scores if timed or not name.endswith("_CA")]
+    latencies = run_latencies(instances, unit)
+    names = [name for scores in latencies for name in scores]
     report = combined(instances, quality(*texts, tokenize, training), latencies, names, unit, "AL")
     return report | {
         "compute": None
@@ -48,6 +49,13 @@ def score_run(
             "without_prenet": compute.without_prenet,
         }
     }
+
+
+def run_latencies(instances: Sequence[Instance], unit: str = "word") -> list[dict[str, float]]:
+    """The latencies of each utterance of a run; those with computation only if it was timed in all of them."""
+    latencies = [latency_scores(instance, unit) for instance in instances]
+    timed = all("AL_CA" in scores for scores in latencies if scores)  # a mean over some of the utterances would mislead
+    return [{name: v for name, v in scores.items() if timed or not name.endswith("_CA")} for scores in latencies]
 
 
 def combined(
@@ -64,10 +72,13 @@ def combined(
     """
     values_of = {name: [scores[name] for scores in latencies if name in scores] for name in dict.fromkeys(names)}
     means = {name: fmean(values) for name, values in values_of.items() if values}
+    measures = {score.name: score.measure for score in qualities if score.measure}
+    measures |= {name: mean_of([scores.get(name) for scores in latencies]) for name in means}
     lengths = length_ratio([one.prediction for one in instances], [one.reference for one in instances])
     shares = simultaneity(instances, unit)
     return {
         "scores": {**{score.name: score.value for score in qualities}, **means},
+        "intervals": intervals(measures),
         "simultaneity": shares,
         "length_ratio": lengths,
         "marks": [*marks(lengths, means.get(lagging), shares, lagging), *below_twins(means)],

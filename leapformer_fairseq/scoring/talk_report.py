@@ -25,7 +25,6 @@ from .report import combined
 
 LATENCIES = ("LongYAAL", "LongLAAL", "LongAL", "LongAP", "LongDAL")
 WAYS = ("", LOGGED, REPAIRED, QUEUED)  # suffixes: without computation, and three ways to count it, see `talks.Talk`
-SAMPLES = 1_000  # bootstrap resamples
 PILED_UP_MS = 2_000.0  # if computation adds more to a latency, it may have been summed over the talk
 
 
@@ -104,7 +103,6 @@ def score_pieces(pieces: Sequence[Piece], options: TalkOptions) -> dict[str, Any
 
     scores:       latencies are means over the pieces that have them, in ms (LongAP: a ratio), also with the suffixes
                   _CA, _CA_repaired and _CA_queued if computation was logged (see `talks.Talk`).
-    intervals:    halves of the 95 % intervals of BLEU and chrF by resampling of pieces.
     StreamLAAL_s: LongLAAL in seconds, by suffix.
     regime:       see `latency.regime`.
     signature:    of the environment, see `support.signature`.
@@ -112,15 +110,14 @@ def score_pieces(pieces: Sequence[Piece], options: TalkOptions) -> dict[str, Any
     """
     instances = [piece.instance for piece in pieces]
     texts = [instance.prediction for instance in instances], [instance.reference for instance in instances]
-    quality = [bleu(*texts, options.tokenize, SAMPLES), chrf(*texts, SAMPLES)]
+    quality = [bleu(*texts, options.tokenize), chrf(*texts)]
     if options.quality_command:
         quality.append(score_by_command(options.quality_command, *texts, options.transcripts))
     names = [name + (way and f"_{way}") for way in WAYS for name in LATENCIES]
-    latencies = [_latencies(piece, options.unit) for piece in pieces]
+    latencies = [piece_latencies(piece, options.unit) for piece in pieces]
     report = combined(instances, quality, latencies, names, options.unit, "LongYAAL")
     means = report["scores"]
     return report | {
-        "intervals": {score.name: score.interval for score in quality if score.interval is not None},
         "StreamLAAL_s": {
             name.removeprefix("LongLAAL").removeprefix("_") or "source heard": value / 1000
             for name, value in means.items()
@@ -156,7 +153,8 @@ def _read(path: Path, unit: str) -> list[Talk]:
     return talks
 
 
-def _latencies(piece: Piece, unit: str) -> dict[str, float]:
+def piece_latencies(piece: Piece, unit: str) -> dict[str, float]:
+    """The latencies of a piece, without computation and with each way of counting it that was logged."""
     instance, latencies = piece.instance, dict[str, float]()
     for way, times in {"": instance.delays, **piece.aware}.items():
         scores = long_form_scores(times, instance.source_length, instance.reference, piece.end, unit)

@@ -21,10 +21,11 @@ from typing import Any, ClassVar
 from ..runtime.formats.runlog import PARTS, PARTS_S
 from ..runtime.formats.talks import QUEUED
 from ..runtime.simul.policy import OPTIONS, PolicyOptions, find
-from ..scoring.comparison import COLUMNS, FORMS
+from ..scoring.comparison import COLUMNS, FORMS, p_columns, with_interval
 from ..scoring.latency import HIGH_MS, LOW_MS
 from ..scoring.pictures.latency import BELOW, curve_figure, is_below
 from ..scoring.report import score_run
+from ..scoring.systems import Place, p_values
 from ..scoring.table import Column, Record, Table, bullets, page, signed, spread
 from ..simul.live import open_system
 from ..simul.simulate import Simulation, Utterance, build_simulation, log_outcome, logged
@@ -119,6 +120,11 @@ class Setting:
         ]
         parts += [] if self.ratio is None else [f"ratio{self.ratio}"]
         return "-".join([*parts, f"{self.segment_ms}ms", *self.segment[1:]])
+
+    @property
+    def but_checkpoint(self) -> Setting:
+        """What it has in common with those of other checkpoints."""
+        return replace(self, checkpoint="")
 
     @property
     def flags(self) -> list[str]:
@@ -355,8 +361,21 @@ def rows(curve: Curve) -> list[Row]:
     """
     row_of, latency = (_talk_row, "LongYAAL") if curve.of_talks else (_row, "AL")
     order = list(dict.fromkeys(_line(run) for run in curve.runs))
-    placed = [(order.index(_line(run)), row_of(run)) for run in curve.runs if run.translated]
+    first, *_ = curve.checkpoints
+    of_first = {run.setting.but_checkpoint: run for run in curve.runs if run.setting.checkpoint == first}
+    placed = [
+        (order.index(_line(run)), row_of(run) | _tested(of_first.get(run.setting.but_checkpoint), run))
+        for run in curve.runs
+        if run.translated
+    ]
     return [row for _, row in sorted(placed, key=lambda x: (x[0], x[1][latency] or 0.0))]
+
+
+def _tested(baseline: Run | None, run: Run) -> Row:
+    """p of the differences to the run of the first checkpoint with the same policy and numbers; none for talks."""
+    if baseline is None or baseline is run or not baseline.translated or run.setting.segment:
+        return {}
+    return {"p": p_values(*(Place.of(each.folder, read_json(each.folder / SCORES)) for each in (baseline, run)))}
 
 
 def _line(run: Run) -> tuple[Any, ...]:
@@ -386,6 +405,7 @@ def _row(run: Run) -> Row:
         "empty": scored["n_empty"],
         **{name: scored["scores"].get(name) for name in ("BLEU", "chrF", *LATENCIES)},
         **{f"{name}_CA": spread([repeat["scores"].get(f"{name}_CA") for repeat in repeats]) for name in LATENCIES},
+        "intervals": scored.get("intervals", {}),
         "compute": _compute([repeat["compute"] for repeat in repeats]),
         "without_prenet": spread([repeat["compute"].get("without_prenet") for repeat in repeats]),
         "repeats": len(repeats),
@@ -414,6 +434,7 @@ def _talk_row(run: Run) -> Row:
         "StreamLAAL": lagging.get("source heard"),
         "LongYAAL_CA": spread([scores.get(f"LongYAAL_{QUEUED}")]),
         "StreamLAAL_CA": spread([lagging.get(QUEUED)]),
+        "intervals": _talk_intervals(scored.get("intervals", {})),
         "regime": scored["regime"],
         "erasure": scored["erasure"],
         "compute": {**parts, "total": spread([scored["compute"]["seconds_per_second"]])},
@@ -423,6 +444,12 @@ def _talk_row(run: Run) -> Row:
         "signatures": scored["signatures"],
         "signature": scored["model"]["signature"],
     }
+
+
+def _talk_intervals(intervals: Mapping[str, float]) -> dict[str, float]:
+    """Of the scores in a row of talks, StreamLAAL in seconds."""
+    seconds = {"StreamLAAL": intervals["LongLAAL"] / 1000} if "LongLAAL" in intervals else {}
+    return {name: half for name, half in intervals.items() if name in ("BLEU", "chrF", "LongYAAL")} | seconds
 
 
 def _compute(repeats: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float] | None] | None:
@@ -446,7 +473,7 @@ def table(results: Sequence[Row]) -> str:
     ]
     titles = _TALK_COLUMNS if of_talks else _columns(results)
     columns += [Column(name, title, _DIGITS.get(name, ".0f"), _shown(name)) for title, name in titles.items()]
-    return Table(results, columns).markdown()
+    return Table(results, [*columns, *p_columns()]).markdown()
 
 
 def _columns(results: Sequence[Row]) -> dict[str, str]:
@@ -462,8 +489,8 @@ def _shown(name: str) -> Callable[[Record], Any]:
     """Return what gets the value of a score: the total of a computation by parts, a latency with its mark."""
 
     def value(row: Record) -> Any:
-        score = row[name]
-        if isinstance(score, dict):
+        score = with_interval(name)(row)
+        if isinstance(score, dict) and "interval" not in score:
             score = {**score.get("total", score), "mark": BELOW * is_below(row, name)}
         return score
 
@@ -483,6 +510,13 @@ def commands(curve: Curve) -> str:
     return "\n".join(parts) + "\n"
 
 
+def _intervals_note(curve: Curve, results: Sequence[Row]) -> str:
+    note = "±, and the bars of the picture: half of the 95 % interval by resampling of the sentences."
+    if any(row.get("p") for row in results):
+        note += f" p: of a difference to {next(iter(curve.checkpoints))} this large, in either direction."
+    return note if any(row["intervals"] for row in results) else ""
+
+
 def _markdown(curve: Curve, results: Sequence[Row], picture: str, environment: str) -> str:
     scores = dict.fromkeys(line for row in results for line in signed(row["signatures"]))
     return page(
@@ -493,6 +527,7 @@ def _markdown(curve: Curve, results: Sequence[Row], picture: str, environment: s
         picture,
         _TALK_NOTES if curve.of_talks else _UTTERANCE_NOTES,
         _MEASURED if any(row.get("repeats") for row in results) else "",
+        _intervals_note(curve, results),
         _BELOW_NOTE if any(is_below(row, name) for row in results for name in row) else "",
         bullets([*scores, f"leapformer_fairseq: `{environment}`"]),
     )

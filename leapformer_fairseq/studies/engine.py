@@ -356,7 +356,7 @@ class Engine:
         cells = [cell for cell in planned(self.study, state, self.only, self.dry) if cell.name not in state.results]
         if self.dry:
             for cell in cells:
-                self._say("\n".join([f"# {cell}", *map(str, cell.steps), ""]))
+                self._say("\n".join([f"# {cell}", *map(self._typed, cell.steps), ""]))
             if not cells:
                 self._say("nothing is left to do")
             return state
@@ -512,10 +512,16 @@ class Engine:
             self._pool = self._stack.enter_context(pool)
         return self._pool
 
+    def _typed(self, step: Command | Call) -> str:
+        """A step as a user would type it: a launched training with all words before it."""
+        if isinstance(step, Call) or not step.launched:
+            return str(step)
+        return shlex.join([*self.launcher.prefix(typed=True), *step.words, *user_dir.option()])
+
     def _complete(self, step: Command, cell: Cell, folder: Path) -> Generator[None, None, None]:
         """Run a command; a launched one is started again as long as each attempt leaves a new checkpoint."""
         if self.study.commands:
-            record(self.study.out / self.study.commands, user_dir.typed(step.program, step.words))
+            record(self.study.out / self.study.commands, self._typed(step))
         if step.inline:
             self._call(step.words)
             return

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import re
 import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
+from math import gcd
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,6 +31,7 @@ _HEADING = """\
 STILL_FALLS = 0.01
 LAUNCHERS = ("local", "torchrun", "slurm")
 # The script for each machine of a SLURM job; the first machine is the rendezvous, at torchrun's usual port.
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # devices of GPU drivers
 _ON_EACH_MACHINE = (
     'exec {torchrun} --nnodes "$SLURM_NNODES" --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d '
     '--rdzv-endpoint "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):29400" "$@"'
@@ -56,9 +61,51 @@ class Launcher:
             raise LeapformerError(f"--machines and --slurm-options need --launcher slurm, not {self.name}")
         return self
 
-    def prefix(self) -> list[str]:
-        """The words before `leapformer train`."""
-        torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    def keep_batch(self, meant: int, options: Sequence[str], own: Sequence[str], flag: str) -> list[str]:
+        """Options of fairseq with which a training keeps its batch, whatever the number of processes.
+
+        A batch is max-tokens (or batch-size) x update-freq x processes. The update-freq in `options` is for `meant`
+        processes; for others it is changed. One that the user gives, in `own`, the words of the option `flag`, stays.
+        Without torchrun and SLURM, as many GPUs of this machine are used as can share the batch.
+
+        Raises LeapformerError for a number of processes that cannot.
+        """
+        typed, world = value_of(own, "--update-freq"), value_of(options, "--distributed-world-size")
+        frequencies = [int(number) for number in re.findall(r"\d+", value_of(options, "--update-freq") or "1")]
+        shares = gcd(*(meant * frequency for frequency in frequencies))
+        if self.name != "local":
+            processes = self.processes * self.machines
+        elif world and world.isdecimal():
+            processes = int(world)
+        else:
+            most = max(1, 0 if "--cpu" in options else gpus())
+            processes = max(count for count in range(1, most + 1) if typed or shares % count == 0)
+        if not typed and shares % processes:
+            fit = ", ".join(str(count) for count in range(1, shares + 1) if shares % count == 0)
+            raise LeapformerError(
+                f"{processes} processes cannot share the batch of {meant} with --update-freq "
+                f"{','.join(map(str, frequencies))}; give a number of {fit}, or a batch of your own: {flag} "
+                '"--max-tokens N --update-freq N"'
+            )
+        changed = typed is None and processes != meant
+        words = ["--update-freq", ",".join(str(meant * f // processes) for f in frequencies)] if changed else []
+        # Said to fairseq, too, which would take all GPUs of the machine on which the command is repeated.
+        return [*words, *(["--distributed-world-size", str(processes)] if self.name == "local" and not world else [])]
+
+    @property
+    def options(self) -> list[str]:
+        """The options of a recipe that select this launcher; none for the default."""
+        if self.name == "local" and not self.restarts:
+            return []
+        numbers = {"--processes": self.processes, "--machines": self.machines, "--restarts": self.restarts}
+        words = [word for flag, number in numbers.items() for word in (flag, str(number))]
+        slurm = [f"--slurm-options={shlex.join(self.slurm_options)}"] if self.slurm_options else []
+        return ["--launcher", self.name, *words, *slurm]
+
+    def prefix(self, typed: bool = False) -> list[str]:
+        """The words before `train`; if they are to be typed, programs have their names instead of their paths."""
+        ours = ["leapformer"] if typed else list(trainings.PROGRAM)
+        torchrun = ["torchrun"] if typed else [sys.executable, "-m", "torch.distributed.run"]
         program = [f"--nproc-per-node={self.processes}", "-m", trainings.PROGRAM[-1]]
         if self.name == "torchrun":
             return [*torchrun, "--standalone", *program]
@@ -66,7 +113,16 @@ class Launcher:
             on_each = _ON_EACH_MACHINE.format(torchrun=shlex.join(torchrun))
             srun = ["srun", f"--nodes={self.machines}", "--ntasks-per-node=1", *self.slurm_options]
             return [*srun, "bash", "-c", on_each, "leapformer", *program]
-        return list(trainings.PROGRAM)
+        return ours
+
+
+def gpus() -> int:
+    """The number of GPUs that fairseq would use. PyTorch is imported to count them only if there is a driver."""
+    if not any(map(os.path.exists, _DRIVERS)):
+        return 0
+    from torch.cuda import device_count
+
+    return device_count()
 
 
 def started_by(program: str) -> list[str]:
@@ -82,9 +138,8 @@ def started_by(program: str) -> list[str]:
     return [str(path)]
 
 
-def record(path: Path, command: Sequence[str]) -> None:
+def record(path: Path, line: str) -> None:
     """Add a command, as a user would type it, to a list of commands, unless it is there."""
-    line = shlex.join(command)
     make_folder(path.parent)
     with path.open("a+", encoding="utf-8") as file:
         with suppress(OSError):  # a file system without locks
@@ -104,7 +159,7 @@ class Losses:
 
     def __init__(self, command: Sequence[str], say: Callable[[str], None]) -> None:
         self._say = say
-        self._updates, self._epochs = (_last(command, f"--max-{unit}") for unit in ("update", "epoch"))
+        self._updates, self._epochs = (float(value_of(command, f"--max-{unit}") or 0) for unit in ("update", "epoch"))
         self._begin: tuple[float, float] | None = None
         self._valid: list[tuple[float, float]] = []  # updates and loss
 
@@ -166,7 +221,9 @@ def _losses(entry: Mapping[str, Any], subset: str) -> str:
     return ", ".join(f"{titles[name]} {entry[subset + name]}" for name in wanted if subset + name in entry)
 
 
-def _last(command: Sequence[str], flag: str) -> float:
-    """The last value of an option, which is the one that counts; 0 if it is missing."""
-    places = [i for i, word in enumerate(command[:-1]) if word == flag]
-    return float(command[places[-1] + 1]) if places else 0.0
+def value_of(words: Sequence[str], flag: str) -> str | None:
+    """The last value of an option in a command, which is the one that counts; None if it is missing."""
+    value = None
+    for word, after in pairwise([*words, ""]):
+        value = after if word == flag else word.partition("=")[2] if word.startswith(f"{flag}=") else value
+    return value

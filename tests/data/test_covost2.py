@@ -12,7 +12,7 @@ from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data import speech
 from leapformer_fairseq.data.manifests import read_manifest
 from leapformer_fairseq.data.recordings import resample
-from leapformer_fairseq.data.speech_releases import DATASETS
+from leapformer_fairseq.data.speech_releases import DATASETS, paired
 from leapformer_fairseq.runtime.audio import read_speech
 from leapformer_fairseq.support.errors import LeapformerError
 
@@ -47,6 +47,12 @@ class TestReading:
         expected = splits()["train"] + splits()["train_covost"]
         assert [(one.source, one.target) for one in train] == [(one.source, one.target) for one in expected]
         assert len(COVOST2.read_split(root, "test")) == 3
+
+    def test_other_languages(self, root):
+        (root / "covost_v2.fr_en.tsv").rename(root / "covost_v2.en_zh-CN.tsv")
+        assert len(paired("covost2", "en-zh-CN").read_split(root, "test")) == 3
+        with pytest.raises(LeapformerError, match=r"covost_v2.fr_en.tsv"):
+            COVOST2.read_split(root, "test")
 
     def test_clip_in_one_table_only_is_not_used(self, root):
         table = root / "validated.tsv"

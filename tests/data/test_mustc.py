@@ -16,7 +16,7 @@ from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.compat import patches
 from leapformer_fairseq.data import speech
 from leapformer_fairseq.data.manifests import read_manifest, read_yaml
-from leapformer_fairseq.data.speech_releases import MUSTC
+from leapformer_fairseq.data.speech_releases import MUSTC, paired
 from leapformer_fairseq.runtime.audio import fbank, read_speech
 from leapformer_fairseq.support.errors import LeapformerError
 
@@ -52,6 +52,28 @@ def stored_features(folder: Path, row: dict[str, str]) -> np.ndarray:
     from fairseq.data.audio.audio_utils import get_features_or_waveform
 
     return get_features_or_waveform(f"{folder}/{row['audio']}")
+
+
+class TestLanguages:
+    def test_other_languages_are_prepared(self, root, tmp_path, capsys):
+        """And not mixed with the default's."""
+        (root / "en-de").rename(root / "en-es")
+        for path in root.glob("en-es/data/*/txt/*.de"):
+            path.rename(path.with_suffix(".es"))
+        words = ["prepare", "mustc", str(root), "--out", str(tmp_path / "out"), "--vocab-size", "40"]
+        assert main(words) == 2
+        assert "the MuST-C root is the folder that holds en-de/data/train" in capsys.readouterr().err
+        assert main([*words, "--pair", "en-es"]) == 0
+        assert json.loads((tmp_path / "out/prepared.json").read_text())["dataset"] == "mustc en-es"
+        assert main(words) == 2
+        assert "was prepared with dataset mustc en-es, not mustc; choose another --out" in capsys.readouterr().err
+        talks = ["prepare", "mustc-talks", str(root), "--pair", "en-es", "--out", str(tmp_path / "talks")]
+        assert main(talks) == 0
+
+    @pytest.mark.parametrize("pair", ["de", "en_de", "../..-x", "en-german"])
+    def test_what_is_no_pair(self, pair):
+        with pytest.raises(LeapformerError, match="--pair .*: give two codes of languages, as in en-de"):
+            paired("mustc", pair)
 
 
 class TestReading:

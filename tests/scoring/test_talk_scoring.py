@@ -20,6 +20,7 @@ from leapformer_fairseq.runtime.formats.talks import LOGGED, Talk, read_talks, w
 from leapformer_fairseq.scoring.latency import long_form_scores, regime
 from leapformer_fairseq.scoring.pieces import Segment, cut, read_pieces, read_segments
 from leapformer_fairseq.scoring.quality import bleu, chrf
+from leapformer_fairseq.scoring.significance import intervals
 from leapformer_fairseq.scoring.talk_report import TalkOptions, score_pieces, score_resegmented, score_talks
 from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.options import call, parse
@@ -138,9 +139,10 @@ def test_intervals_are_sacrebleus():
     ]
     for ours, theirs in ((bleu, BLEU()), (chrf, CHRF())):
         expected = theirs.corpus_score(predictions, [references], n_bootstrap=200)._ci
-        assert ours(predictions, references, samples=200).interval == pytest.approx(expected, rel=1e-5)
-        assert ours(predictions, references).interval is None
-    assert chrf(["", "a b"], ["x", "a b"], samples=100).interval == pytest.approx(50), "where sacreBLEU's fails"
+        assert intervals({"": ours(predictions, references).measure}, 200)[""] == pytest.approx(expected, rel=1e-5)
+    assert intervals({"": chrf(["", "a b"], ["x", "a b"]).measure}, 100)[""] == pytest.approx(50), (
+        "where sacreBLEU's fails"
+    )
 
 
 @pytest.mark.parametrize("unit", ["word", "char"])

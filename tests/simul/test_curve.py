@@ -77,8 +77,11 @@ def test_rows_are_those_of_single_simulations(curve, tmp_path) -> None:
         assert {name: row[name] for name in PLAIN} == {name: scores[name] for name in PLAIN}
     assert main(by_name[rows[0]["run"]][1:]) == 0  # the command itself knows its folder
     check_measurement(rows, out)
+    assert all(set(PLAIN) <= row["intervals"].keys() for row in rows if row["AL"] is not None)
+    assert [row.get("p", {}).keys() >= {"BLEU", "AL"} for row in rows] == [False] * 3 + [True] * 3, "of b to a"
     assert texts(out / "curve.svg")
     text = (out / "table.md").read_text()
+    assert "| p (BLEU) |" in text and "of a difference to a this large" in text
     assert text.count("| hold-n") == 2 and "AL_CA" in text and "Still to do" not in text
 
 

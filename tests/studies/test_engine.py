@@ -298,7 +298,7 @@ last.write_text(str(number)) if {saves} else None
 if number < 3:
     raise ValueError(f"died at {{number}}")
 """
-    monkeypatch.setattr(Launcher, "prefix", lambda self: [sys.executable, "-c", code])
+    monkeypatch.setattr(Launcher, "prefix", lambda self, typed=False: [sys.executable, "-c", code])
     said, step = [], Command((str(tmp_path / "a"), "--max-update", "3"), launched=True)
     state = Engine(Toy(tmp_path, Cell("a", (step,))), say=said.append, launcher=Launcher(restarts=restarts)).run()
     assert ("a" in state.results) is ends and [line for line in said if line.startswith("  a: update 1: loss 5")]

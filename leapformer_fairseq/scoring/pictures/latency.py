@@ -19,32 +19,67 @@ BELOW = "*"  # marks a latency with computation that is below the same without
 _VARIED = {"pre_decision_ratio": "r{}", "segment_ms": "{} ms"}  # written at points if there are several values
 
 
-def comparison_figure(comparison: Mapping[str, Any]) -> Figure:
-    """Draw BLEU against average lagging: a line for each system, dotted ones for offline translation.
+def comparison_figure(comparison: Mapping[str, Any], latency: str = "AL", least: int = LEAST) -> Figure:
+    """Draw BLEU against a latency in ms: a line for each system, dotted ones for offline translation.
 
-    `comparison` is that of `scoring.comparison`. Systems with fewer than `LEAST` points are left out.
+    Bars are the 95 % intervals of both, where they are known. `comparison` is that of `scoring.comparison`. Systems
+    with fewer than `least` points are left out.
     """
     figure = Figure("Translating while listening: quality against delay")
-    panel = figure.panel("", "average lagging behind the speaker, ms", "BLEU")
+    name_of = {"AL": "average lagging behind the speaker, ms"}
+    panel = figure.panel("", name_of.get(latency, f"{latency}, ms"), "BLEU")
     lowest: dict[Any, tuple[float, float]] = {}  # k -> BLEU and AL of the lowest point
     systems = [
         (system.get("title") or plan_title(name, WHOLE_SOURCE), system["rows"])
         for name, system in comparison["systems"].items()
     ]
-    curves = [(title, rows) for title, rows in systems if sum("AL" in row for row in rows) >= LEAST]
+    curves = [(title, rows) for title, rows in systems if sum(latency in row for row in rows) >= least]
     for title, rows in curves:
         offline = [row["BLEU"] for row in rows if row["k"] == "offline"]
         # Dotted lines of several systems may be too close to each other for labels of their own.
         several = [f"offline (dotted): {score:.1f}" for score in offline] if len(curves) > 1 else []
-        points = sorted((row["AL"], row["BLEU"], row["k"]) for row in rows if "AL" in row)
-        panel.line(title, [point[:2] for point in points], label="\n".join([title, *several]))
+        timed = sorted((row for row in rows if latency in row), key=lambda row: (row[latency], row["BLEU"]))
+        points = [(row[latency], row["BLEU"], row["k"]) for row in timed]
+        label = "\n".join([title, *several])
+        reach, across = _bars(timed, "BLEU"), _bars(timed, latency)
+        panel.line(title, [point[:2] for point in points], label=label, reach=reach, across=across)
         for score in offline:
             panel.level(score, f"offline, beam 5: {score:.1f}", figure.colour(title), label=len(curves) == 1)
         for lag, score, k in points:
             lowest[k] = min(lowest.get(k, (score, lag)), (score, lag))
     for k, (score, lag) in lowest.items():
-        panel.tag(f"k = {k}", lag, score)
+        if k != "":
+            panel.tag(f"k = {k}", lag, score)
     return figure
+
+
+def _bars(rows: Sequence[Row], name: str) -> list[tuple[float, float]]:
+    """The ends of the 95 % intervals of a score; none if no row has one."""
+    halves = [row.get("intervals", {}).get(name) for row in rows]
+    if not any(halves):
+        return []
+    return [(row[name] - (half or 0.0), row[name] + (half or 0.0)) for row, half in zip(rows, halves, strict=True)]
+
+
+def systems_figure(found: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Draw systems that were compared, by their places: those in the folders k1, k3, ... of one folder as a line.
+
+    The results are those of `scoring.significance.compared`. Without latencies there is nothing to draw.
+    """
+    systems = dict[str, Any]()
+    for place, results in found.items():
+        scores = {name: result for name, result in results.items() if isinstance(result, Mapping)}
+        row: Row = {name: result["score"] for name, result in scores.items()}
+        row["intervals"] = {name: result["interval"] for name, result in scores.items() if result["interval"]}
+        folder, _, last = place.rstrip("/").rpartition("/")
+        lagging = last.removeprefix("k") if last.startswith("k") and last[1:].isdecimal() else ""
+        systems.setdefault((folder or ".") if lagging else place, []).append({**row, "k": lagging})
+    latency = "LongYAAL" if any("LongYAAL" in row for rows in systems.values() for row in rows) else "AL"
+    rows_of = {name: {"title": plan_title(name.rpartition("/")[2]), "rows": rows} for name, rows in systems.items()}
+    titles = [system["title"] for system in rows_of.values()]
+    for name, system in rows_of.items():
+        system["title"] = name if titles.count(system["title"]) > 1 else system["title"]
+    return comparison_figure({"systems": rows_of}, latency, least=1)
 
 
 def curve_figure(rows: Sequence[Row], regimes: Sequence[float] = (LOW_MS, HIGH_MS)) -> Figure:
@@ -96,8 +131,11 @@ def _draw_lines(panel: Panel, rows: Sequence[Row], latency: str) -> None:
         if policy == "offline" and latency in LATENCIES:
             panel.level(line[0]["BLEU"], name, colour)
             continue
-        points = sorted((row[latency], row["BLEU"], row["tag"]) for row in line if row[latency] is not None)
-        panel.line(name, [point[:2] for point in points], colour=colour, marker=marker)
+        known = [row for row in line if row[latency] is not None]
+        known.sort(key=lambda row: (row[latency], row["BLEU"]))
+        points = [(row[latency], row["BLEU"], row["tag"]) for row in known]
+        reach, across = _bars(known, "BLEU"), _bars(known, latency)
+        panel.line(name, [point[:2] for point in points], colour=colour, marker=marker, reach=reach, across=across)
         for x, y, tag in points:
             panel.tag(tag, x, y, colour)
         aware = f"{latency}_CA"
@@ -105,7 +143,7 @@ def _draw_lines(panel: Panel, rows: Sequence[Row], latency: str) -> None:
         if timed:
             panel.line(
                 f"{name}, computation-aware", [(spread[0], score) for spread, score in timed], hollow=True, label="",
-                reach=[spread[1:] for spread, _ in timed], across=True, colour=colour, marker=marker,
+                across=[spread[1:] for spread, _ in timed], colour=colour, marker=marker,
             )  # fmt: skip
         for row in line:
             if is_below(row, aware):

@@ -30,7 +30,7 @@ def runs_figure(rows: Sequence[Row], title: str) -> Figure:
         for place, row in enumerate(of_set):
             score = row["scores"][row["measure"]]
             panel.line(
-                names[name][place], [(score["mean"], place)], reach=[(score["min"], score["max"])], across=True,
+                names[name][place], [(score["mean"], place)], across=[(score["min"], score["max"])],
                 colour="black" if row["difference"] is None else COLOURS[0], label="", marker="o",
             )  # fmt: skip
             if row["attention"] == "softmax":

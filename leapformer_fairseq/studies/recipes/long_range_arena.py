@@ -20,6 +20,7 @@ class LongRangeArena(Recipe):
     ListOps, speed and memory, composite scores, and figure 1.
     """
 
+    launched = ""
     steps = ("prepare", "train", "tables", "maps", "bench")
     option_lists = {"train": ("all trainings", "--max-update 100")}
     goal = "results"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ...support.errors import LeapformerError
 from ..engine import Cell, State
 from .options import Parser
 from .plans import Attention
@@ -54,6 +55,8 @@ class Quickstart(Recipe):
 
     def check_settings(self) -> None:
         s = self.settings
+        if self.launcher.processes * self.launcher.machines > MOST_PROCESSES:
+            raise LeapformerError(f"at most {MOST_PROCESSES} processes can share the batch of {BATCH:,} frames")
         self.size = "fast" if s.fast else "full"
         self.data = self.out / "corpus"
         self.systems = [s.attention]
@@ -89,13 +92,15 @@ class Quickstart(Recipe):
 
         Epochs are saved, to resume from, but only the last one is validated.
         """
-        share = BATCH // (self.launcher.processes * self.launcher.machines)
+        processes = self.launcher.processes * self.launcher.machines
+        # One of several GPUs: fairseq would take all of them, each with the whole batch.
+        alone = ["--distributed-world-size", "1"] if self.launcher.name == "local" else []
         step = train_speech(
             self.data, task, save, "--cosformer-length", "40", "--seed", self.settings.seed, "--max-tokens",
-            max(1000, share), "--label-smoothing", "0.1", "--dropout", "0", "--optimizer", "adam", "--adam-betas",
+            BATCH // processes, "--label-smoothing", "0.1", "--dropout", "0", "--optimizer", "adam", "--adam-betas",
             "(0.9,0.98)", "--clip-norm", "10", "--lr", "3e-3", "--lr-scheduler", "polynomial_decay", "--warmup-updates",
             "100", "--total-num-update", updates, "--max-update", updates, "--no-epoch-checkpoints",
-            "--validate-interval", updates, "--log-interval", "50", *words, longer="", threads=1,
+            "--validate-interval", updates, "--log-interval", "50", *alone, *words, longer="", threads=1,
         )  # fmt: skip
         result, cores_taken = f"{save.relative_to(self.out)}/done", min(cores(), self.launcher.processes)
         return Cell(folder.name, (step,), result, records={folder.name: record}, cores=cores_taken)

@@ -25,6 +25,7 @@ KINDS: dict[str, Callable[[str], Any]] = {  # how options.yaml has values checke
     "lagging": lagging, "stage": stage, "words": words,
 }  # fmt: skip
 LIMITS = ("--num-workers", "1", "--required-batch-size-multiple", "1")  # in every evaluation
+NOT_OPTIONS = {"expect", "batch_processes"}  # settings of configurations that no option changes
 REPEATED = (
     "Repeat the command to resume. If an option of fairseq is repeated, the last value counts, so all of the "
     "configuration can be overridden."
@@ -63,7 +64,7 @@ class Recipe(Study):
     steps:        all steps, in order, which run by default.
     more_steps:   steps that run only if named.
     option_lists: lists of options for a command: name -> command, example; --NAME-options extend the configuration's.
-    launched:     the default launcher, for --help.
+    launched:     the default launcher, for --help; "" if no training is started by one.
     noun:         for what the first step makes, in messages.
     goal:         what to look at in the end, below --out.
     """
@@ -88,6 +89,8 @@ class Recipe(Study):
         self.name, self.about, self.settings, self.titles = name, about, settings, titles or Titles()
         self.wanted = tuple(wanted or self.steps)
         self.launcher = launcher_of(settings, type(self))
+        if not self.launched and self.launcher.options:
+            raise LeapformerError(f"{name} starts no trainings by a launcher; leave --launcher and its options out")
         self.dry: bool = settings.dry_run
         self.out: Path = settings.out
         self.data = self.out / "data"
@@ -129,9 +132,20 @@ class Recipe(Study):
 
     def options(self, name: str) -> list[str]:
         """The options for a command: those of the configuration, then those of the command line."""
-        configured = configuration.flags(self.settings.configured.get(name, {}))
-        typed = [word for words in getattr(self.settings, f"{name}_options", []) for word in words]
-        return [*configured, *typed]
+        return [*configuration.flags(self.settings.configured.get(name, {})), *self.typed(name)]
+
+    def typed(self, name: str) -> list[str]:
+        """The options for a command that are those of the command line."""
+        return [word for words in getattr(self.settings, f"{name}_options", []) for word in words]
+
+    def keep_batch(self, name: str, options: Sequence[str]) -> list[str]:
+        """Options with which a training with `options`, those of the command `name`, keeps the configuration's batch.
+
+        They are no part of a run's record, so that another number of processes can resume it. Raises LeapformerError
+        like `Launcher.keep_batch`.
+        """
+        meant = int(self.settings.configured.get("batch-processes", 1))
+        return self.launcher.keep_batch(meant, options, self.typed(name), f"--{name}-options")
 
     @property
     def training_values(self) -> dict[str, str | None]:
@@ -347,10 +361,10 @@ def parser_of(name: str, about: DataSet, configured: Mapping[str, Any]) -> Parse
     add_listed(parser, "every", about)
     settings = {action.dest for action in parser._actions}
     defaults = {key.replace("-", "_"): value for key, value in configured.items() if not isinstance(value, dict)}
-    unknown = sorted(defaults.keys() - settings - {"expect"})
+    unknown = sorted(defaults.keys() - settings - NOT_OPTIONS)
     if unknown:
         raise LeapformerError(f"configs/{name}: there is no setting {', '.join(unknown)}; see --help")
-    parser.set_defaults(**{key: value for key, value in defaults.items() if key != "expect"})
+    parser.set_defaults(**{key: value for key, value in defaults.items() if key not in NOT_OPTIONS})
     return parser
 
 

@@ -83,7 +83,7 @@ class Runs(Recipe):
         # fairseq takes the last value of a repeated option: those after colons override all others.
         step = training(
             data, folder / "model", *self.task_options, *self.model_options(run), "--seed", run.seed,
-            "--no-epoch-checkpoints", *options, *run.attention.options,
+            "--no-epoch-checkpoints", *options, *self.keep_batch("train", options), *run.attention.options,
         )  # fmt: skip
         return Cell(
             folder.name, (step,), f"{folder.name}/model/done", needs=(str(data.relative_to(self.out)),),

@@ -68,7 +68,7 @@ class Sparsefinder(Recipe):
         s, training = self.settings, shlex.join([*self.options("train"), *more])
         options = ["--root", self.root, "--out", self.out / folder, "--attention", attention]
         options += [*(["--epochs", epochs] if epochs else []), *(["--pair", s.pair] if s.pair else [])]
-        options += ["--train-options", training, *self.options("teacher")]
+        options += ["--train-options", training, *self.options("teacher"), *self.launcher.options]
         name, needs = f"{folder}/{Attention(attention).folder}", tuple(cell.name for cell in before[-1:])
         title = f"teacher: {attention}, in {self.out / folder}"
         return Cell(name, (ours("recipe", s.recipe, *options),), None, needs=needs, title=title)

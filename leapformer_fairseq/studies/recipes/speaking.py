@@ -91,7 +91,7 @@ class TextToSpeech(Recipe):
         step = training(
             self.data, run / "model", "--task", "text_to_speech", "--config-yaml", "config.yaml", "--train-subset",
             "train", "--valid-subset", "dev", "--criterion", "tacotron2_with_length", "--no-epoch-checkpoints", *plan,
-            "--seed", seed, *options,
+            "--seed", seed, *options, *self.keep_batch("train", options),
         )  # fmt: skip
         return Cell(
             run.name, (step,), f"{run.name}/model/done", needs=("data",), inputs=(self.data / "config.yaml",),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ...data import tables
 
 LONG = "dev-long"
+SPACELESS = {"zh": "zh", "ja": "ja-mecab"}  # languages without spaces, and sacreBLEU's tokenizers for them
 CHUNK = "encoder-chunk-ms"
 UNKNOWN_MS = 280  # stands for `encoder-chunk-ms=step` until the data is prepared, so that the plan can be checked
 TABLES = ("train", "dev", "test")
@@ -26,7 +27,7 @@ MOST_ERRORS = 60.0  # character error rate, in per cent, up to which an encoder 
 
 
 class SpeechTranslation(Recipe):
-    """MuST-C and CoVoST 2."""
+    """MuST-C and CoVoST 2; languages that are written without spaces are scored in characters."""
 
     option_lists = {
         "asr": ("recognition pre-training", "--max-update 1000 --fp16"),
@@ -65,14 +66,25 @@ class SpeechTranslation(Recipe):
         return words
 
     @property
+    def pair(self) -> str:
+        """The languages, as in "en-de"; "" for a data set of one pair."""
+        return getattr(self.settings, "pair", "")
+
+    @property
+    def tokenizer(self) -> str:
+        """sacreBLEU's tokenizer for a target language that is written without spaces; "" for any other."""
+        _, _, target = self.pair.partition("-")
+        return SPACELESS.get(target.partition("-")[0], "")
+
+    @property
     def scoring(self) -> Sequence[object]:
         """More options of `leapformer score`."""
-        return []
+        return ["--tokenize", self.tokenizer, "--unit", "char"] if self.tokenizer else []
 
     # ---------------------------------------------------------------------------------------------------------- steps
     def prepare_options(self) -> list[object]:
         """Arguments of `leapformer prepare` for the location of the data."""
-        return [self.settings.root]
+        return [self.settings.root, *(["--pair", self.pair] if self.pair else [])]
 
     def cells_prepare(self, state: State) -> list[Cell]:
         s = self.settings
@@ -96,6 +108,7 @@ class SpeechTranslation(Recipe):
         ]
 
     def train(self, task: str, folder: Path, record: Sequence[str], *words: str) -> Cell:
+        words = (*words, *self.keep_batch(task, words))
         step = train_speech(self.data, task, folder / "model", *words, longer=f"--{task}-options")
         return Cell(
             folder.name, (step,), f"{folder.name}/model/done", needs=("data",),
@@ -125,6 +138,8 @@ class SpeechTranslation(Recipe):
 
     def options(self, name: str) -> list[str]:
         more = ["--max-after-read", "10"] if name == "eval" and self.settings.longest else []
+        if name == "eval" and self.tokenizer:
+            more += ["--eval-latency-unit", "char", "--sacrebleu-tokenizer", self.tokenizer]
         seed = ["--seed", str(self.settings.seed)] if name in ("asr", "st") and self.settings.seed != 1 else []
         return [*super().options(name), *more, *seed]
 

@@ -28,6 +28,7 @@ SETS = (UTTERANCES, *JOINED)
 class Talks(Recipe):
     """Joins the sentences of a corpus to sets of talks, and measures quality, latency, memory and time on each."""
 
+    launched = ""
     steps = ("prepare", "evaluate")
     noun = "talks"
     goal = "report.md; tables and pictures in SET/"

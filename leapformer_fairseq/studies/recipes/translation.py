@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+from ...support.errors import LeapformerError
 from ...support.lines import read_lines, write_lines
 from ..engine import Call, Cell, State
 from .plans import Attention
@@ -22,6 +23,10 @@ class Translation(Recipe):
         "eval": ("fairseq-generate", "--beam 1"),
         "linearize": ("leapformer linearize", "--distill-updates 2000"),
     }
+
+    def check_settings(self) -> None:
+        if self.settings.linearize and self.launcher.options:
+            raise LeapformerError("--linearize starts its trainings itself: `leapformer linearize --launcher ...`")
 
     def check_data(self) -> None:
         self.need_root(f"--root (the folder that holds {self.about.holds})")
@@ -78,7 +83,7 @@ class Translation(Recipe):
         steps: Steps = (
             training(
                 binary, run / "model", "--task", "translation", *self.languages, "--seed", s.seed, *keep,
-                *self.options("train"), *s.attention.flags,
+                *self.options("train"), *self.keep_batch("train", self.options("train")), *s.attention.flags,
             ),
         )  # fmt: skip
         # The softmax model with the same options is what a linearized one is compared with, too.

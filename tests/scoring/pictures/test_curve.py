@@ -98,6 +98,23 @@ def test_no_text_covers_another_in_a_crowd() -> None:
     assert overlapping(curve_figure(rows).finish()) == []
 
 
+def test_intervals_are_bars_that_no_text_covers() -> None:
+    """Of quality and latency; the seconds of StreamLAAL, too."""
+    halves = {"BLEU": 2.0, "AL": 30.0, "LAAL": 40.0}
+    rows = [row("leap", "wait-k", k, 400.0 * k, 60.0 + k, intervals=halves) for k in (1, 3, 5)]
+    figure = curve_figure(rows)
+    figure.finish()
+    for panel, half in zip(figure.panels, (30.0, 40.0), strict=True):
+        (drawn,) = (found for found in panel.axes.containers if isinstance(found, ErrorbarContainer))
+        across, up = ([bar.get_segments() for bar in drawn[2]][i] for i in (0, 1))
+        assert [bar[1][0] - bar[0][0] for bar in across] == pytest.approx([2 * half] * 3)
+        assert [bar[1][1] - bar[0][1] for bar in up] == pytest.approx([4.0] * 3)
+        x, y = panel.axes.transData.transform([bar.mean(0) for bar in up]).T
+        boxes = [text.get_window_extent() for text, _ in panel.tags]
+        assert not any(box.x0 < at < box.x1 for box, at in zip(boxes, x, strict=True)), "a bar is struck through"
+        assert not any(box.y0 < at < box.y1 for box, at in zip(boxes, y, strict=True))
+
+
 def talk_row(segment: str, k: int, latency: float, score: float, **more: Any) -> dict[str, Any]:
     course = {"minutes": [1.0, 2.0, 3.0], "memory_mib": [300.0, 301.0, 302.5], "compute": [0.1, 0.2, 0.1]}
     latencies = {"LongYAAL": latency, "StreamLAAL": latency / 1000, "LongYAAL_CA": None, "StreamLAAL_CA": None}

@@ -18,10 +18,11 @@ from leapformer_fairseq.studies import launching, trainings
 from leapformer_fairseq.studies.engine import Cell, Engine, State
 from leapformer_fairseq.studies.launching import COMMANDS, Launcher, Losses
 from leapformer_fairseq.studies.recipes import catalog, configuration
-from leapformer_fairseq.studies.recipes.recipe import logged, ours, training
+from leapformer_fairseq.studies.recipes.recipe import launcher_of, logged, ours, training
+from leapformer_fairseq.studies.recipes.sparsefinder import Sparsefinder
 from leapformer_fairseq.support import files
 from leapformer_fairseq.support.errors import LeapformerError
-from tests.studies.recipes.running import Cells
+from tests.studies.recipes.running import Cells, dry_run
 from tests.support.test_files import another_in
 
 SCRIPTS = PLUGIN_DIR.parent / "scripts"
@@ -138,6 +139,124 @@ def test_torchrun_stands_before_a_training():
     ]  # fmt: skip
 
 
+def test_what_is_shown_and_recorded_is_the_line_that_starts_the_training(tmp_path, monkeypatch):
+    """With the programs' names in place of paths of this environment."""
+    srun = tmp_path / "bin/srun"
+    srun.parent.mkdir()
+    srun.write_text("#!/bin/bash\n")
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{srun.parent}:{os.environ['PATH']}")
+    launcher = Launcher("slurm", processes=4, machines=2, slurm_options=["--gpus-per-node", "4"])
+    cell = Cell("run", (training(tmp_path / "a b", tmp_path / "out/run"),))
+    _, (shown,), _ = run(tmp_path / "out", cell, launcher=launcher, dry=True)
+    run(tmp_path / "out", cell, launcher=launcher)
+    line = shown.splitlines()[1]
+    assert line in (tmp_path / "out/commands.sh").read_text().splitlines()
+    words, started = shlex.split(line), [*launcher.prefix(), *cell.steps[0].words]
+    assert words[:6] == started[:6] == [*["srun", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node", "4"], "bash"]
+    assert words[7].replace("torchrun", shlex.join([sys.executable, "-m", "torch.distributed.run"])) == started[7]
+    assert words[8:] == started[8:]
+    assert Launcher("torchrun", 4).prefix(typed=True)[:3] == ["torchrun", "--standalone", "--nproc-per-node=4"]
+    assert Launcher().prefix(typed=True) == ["leapformer"]
+
+
+CONFIGURED = ["--max-tokens", "30000", "--update-freq", "2"]  # of each of two processes
+
+
+@pytest.mark.parametrize(
+    ("launcher", "own", "kept"),
+    [
+        (Launcher("torchrun", 2), [], []),
+        (Launcher("torchrun", 1), [], ["--update-freq", "4"]),
+        (Launcher("torchrun", 4), [], ["--update-freq", "1"]),
+        (Launcher("slurm", 2, 2), [], ["--update-freq", "1"]),
+        (Launcher("torchrun", 3), ["--update-freq=1"], []),  # a batch of the user's
+        (Launcher("torchrun", 1), ["--max-tokens", "9"], ["--update-freq", "4"]),
+        (Launcher(), [], ["--update-freq", "4", "--distributed-world-size", "1"]),
+        (Launcher(), ["--update-freq", "7"], ["--distributed-world-size", "1"]),
+        (Launcher(), ["--distributed-world-size", "4"], ["--update-freq", "1"]),
+    ],
+)
+def test_other_processes_have_the_same_batch(launcher, own, kept, monkeypatch):
+    monkeypatch.setattr(launching, "gpus", lambda: 0)
+    assert launcher.keep_batch(2, [*CONFIGURED, *own], own, "--st-options") == kept
+
+
+@pytest.mark.parametrize(("gpus", "used", "frequency"), [(1, 1, 4), (2, 2, 2), (3, 2, 2), (8, 4, 1)])
+def test_as_many_gpus_are_used_as_can_share_the_batch(gpus, used, frequency, monkeypatch):
+    monkeypatch.setattr(launching, "gpus", lambda: gpus)
+    words = Launcher().keep_batch(2, CONFIGURED, [], "--st-options")
+    assert launching.value_of(words, "--distributed-world-size") == str(used)
+    assert int(launching.value_of([*CONFIGURED, *words], "--update-freq")) == frequency
+    assert Launcher().keep_batch(2, [*CONFIGURED, "--cpu"], [], "--st-options")[-1] == "1"
+
+
+def test_processes_that_cannot_share_a_batch_are_told_which_can():
+    with pytest.raises(LeapformerError) as said:
+        Launcher("torchrun", 3).keep_batch(2, CONFIGURED, [], "--st-options")
+    assert str(said.value) == (
+        "3 processes cannot share the batch of 2 with --update-freq 2; give a number of 1, 2, 4, or a batch of your "
+        'own: --st-options "--max-tokens N --update-freq N"'
+    )
+
+
+@pytest.mark.parametrize(("name", "paper"), [
+    (name, paper) for name, about in catalog.DATASETS.items() for paper in configuration.names(name)
+    if about.recipe is not Sparsefinder
+])  # fmt: skip
+def test_every_configuration_says_for_how_many_processes_its_batch_is(name, paper):
+    assert int(configuration.load(name, paper)["batch-processes"]) >= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "frequencies"),
+    [
+        ("mustc", [1, 1]), ("covost2", [1, 1]), ("wikitext103 --paper leapformer", [2]), ("wmt14_ende", [2]),
+        ("mlm --paper roberta", [32]), ("ljspeech", [1]), ("speech --train a --dev b --test c", None), ("glue", None),
+    ],
+)  # fmt: skip
+def test_every_recipe_keeps_its_batch(words, frequencies, tmp_path):
+    """With four processes; where that cannot be, it says so before anything is done."""
+    command = [*words.split(), "--root", "/r", "--out", tmp_path, "--launcher", "torchrun", "--processes", "4"]
+    command = [word for word in command if word not in ("--root", "/r") or not words.startswith("speech")]
+    if frequencies is None:
+        with pytest.raises(LeapformerError, match="4 processes cannot share the batch of 1 with --update-freq 1; give"):
+            dry_run(*command)
+        return
+    found = [shlex.split(line) for line in dry_run(*command) if line.startswith("torchrun ")]
+    assert [int(launching.value_of(line, "--update-freq") or 1) for line in found] == frequencies
+    assert not any("--distributed-world-size" in line for line in found)
+
+
+def test_the_quickstart_shares_its_frames(tmp_path):
+    for processes, frames in (1, "4000"), (4, "1000"):
+        lines = dry_run("quickstart", "--out", tmp_path, "--launcher", "torchrun", "--processes", processes)
+        found = {launching.value_of(shlex.split(line), "--max-tokens") for line in lines if " train " in line}
+        assert found == {frames}
+    with pytest.raises(LeapformerError, match="at most 4 processes can share the batch of 4,000 frames"):
+        dry_run("quickstart", "--out", tmp_path, "--launcher", "torchrun", "--processes", 5)
+
+
+def test_a_launcher_is_passed_on_or_refused(tmp_path):
+    words = ["--launcher", "slurm", "--processes", "2", "--machines", "3", "--slurm-options", "--gpus-per-node 2"]
+    shown = dry_run("sparsefinder", "teach", "--root", "/r", "--out", tmp_path, *words, "--restarts", 1)
+    passed = [shlex.split(line) for line in shown if line.startswith("leapformer recipe ")]
+    assert passed and all(Launcher("slurm", 2, 3, ["--gpus-per-node", "2"], 1) == launcher(line) for line in passed)
+    plain = dry_run("sparsefinder", "teach", "--root", "/r", "--out", tmp_path)
+    assert not any("--launcher" in line for line in plain)
+    for recipe in ("lra --reduced", "talks --root / --checkpoints a"):
+        with pytest.raises(LeapformerError, match=f"{recipe.split()[0]} starts no trainings by a launcher; leave"):
+            dry_run(*recipe.split(), "--out", tmp_path, *words)
+    with pytest.raises(LeapformerError, match="--linearize starts its trainings itself"):
+        dry_run("multi30k", "--root", "/r", "--out", tmp_path, "--linearize", "x.pt", *words)
+
+
+def launcher(words: list[str]) -> Launcher:
+    """The launcher that a command `leapformer recipe NAME ...` selects."""
+    parser, _ = catalog.parser_for(words[2], words[3:])
+    return launcher_of(parser.read(parser.apart(words[3:])[1]), catalog.DATASETS[words[2]].recipe)
+
+
 @pytest.mark.parametrize(("restarts", "leaves", "attempts"), [(0, True, 1), (1, True, 2), (5, False, 1)])
 def test_a_training_that_dies_goes_on_if_it_came_further(tmp_path, monkeypatch, restarts, leaves, attempts):
     script = tmp_path / "training"
@@ -147,7 +266,7 @@ def test_a_training_that_dies_goes_on_if_it_came_further(tmp_path, monkeypatch, 
         f"{f'touch {save}/checkpoint_last.pt' if leaves else ':'}\nkill -KILL $$\n"
     )
     script.chmod(0o755)
-    monkeypatch.setattr(Launcher, "prefix", lambda self: [str(script)])
+    monkeypatch.setattr(Launcher, "prefix", lambda self, typed=False: [str(script)])
     state, said, _ = run(tmp_path, Cell("run", (training(tmp_path, save),)), launcher=Launcher(restarts=restarts))
     if attempts == 1:
         assert state.failed["run"].startswith("attempt (killed by SIGKILL; see ")
@@ -205,7 +324,8 @@ def test_a_script_runs_its_recipe(tmp_path, script):
     environment = {**os.environ, "LEAPFORMER_VENV": sys.prefix}
     command = ["bash", str(SCRIPTS / script[0]), *script[1:], "train", "--out", str(tmp_path), "--dry-run"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert done.returncode == 0 and done.stdout.count("leapformer train ") == (18 if script[1:] else 2), done.stderr
+    trained = re.findall(r"^(?:leapformer|torchrun .*) train ", done.stdout, re.MULTILINE)
+    assert done.returncode == 0 and len(trained) == (18 if script[1:] else 2), done.stderr
 
 
 def test_the_list_of_recipes_names_all(capsys):

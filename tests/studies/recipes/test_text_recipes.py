@@ -180,7 +180,7 @@ WORDS = [
         f"{DOCUMENTS} --window 2 {AVERAGED} --train-options '--abc-slots 4'",
         [
             "prepare iwslt14-documents /d --out /o/data/text --pair es-en --vocab-size 30000 --window 2",
-            "--save-dir /o/RUN/model .* --seed 4 --keep-last-epochs 2 --max-epoch 2 .* --abc-slots 4 "
+            "--save-dir /o/RUN/model .* --seed 4 --keep-last-epochs 2 --max-epoch 2 .* --abc-slots 4 .*"
             "--encoder-self-attention softmax --decoder-self-attention abc-mlp --decoder-cross-attention abc-mlp$",
             "average --inputs /o/RUN/model --last 2 --output /o/RUN/model/average2.pt",
             "generate /o/data/binary .* --path /o/RUN/model/average2.pt .* --results-path /o/RUN/test ",
