@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from leapformer_fairseq.attention import Mechanism, step_of
+from leapformer_fairseq.attention import block as attention_block
 from leapformer_fairseq.modules import PassContext, attentions
-from leapformer_fairseq.modules import attention as modules_attention
 from leapformer_fairseq.modules.capture import capture, choose
 from leapformer_fairseq.runtime.cmvn import Cmvn
 from leapformer_fairseq.runtime.simul.policy import POLICIES, PolicyOptions
@@ -281,7 +281,7 @@ def test_weights_exist_once(
         threading.Event().wait(0.05)  # the others come meanwhile
         return step_of(mechanism, projections)
 
-    monkeypatch.setattr(modules_attention, "step_of", counted)
+    monkeypatch.setattr(attention_block, "step_of", counted)
 
     def first_token(i: int) -> set[int]:
         policy = PolicyOptions(k=1 + i % 4)

@@ -279,7 +279,7 @@ class Follower:
         memory, singly = Memory(None), attention.mechanism.capabilities.append
         with attention.context.own(PassOptions()):
             for end in range(1 if singly else len(states), len(states) + 1):
-                attention._source_state(memory, states[:end], None)
+                attention._source_state(memory, states[:end], None, attention.mask)
         return memory.state.tensors()
 
 

@@ -14,7 +14,7 @@ from leapformer_fairseq.runtime.commands import tts
 from leapformer_fairseq.runtime.formats import jsonl
 from leapformer_fairseq.scoring import outputs, speech
 from leapformer_fairseq.scoring.outputs import read_hypotheses, score_generation
-from leapformer_fairseq.scoring.significance import read_systems
+from leapformer_fairseq.scoring.systems import read_systems
 from leapformer_fairseq.simul.simulate import read_utterances
 from leapformer_fairseq.studies.sparsefinder import tags
 from leapformer_fairseq.support.errors import LeapformerError
@@ -79,10 +79,17 @@ def _segments(path: Path) -> list[recordings.Recording]:
     return speech_releases.read_segments(path.parent, path.with_name("segments.yaml"), path, path)
 
 
+def _only(systems):
+    (system,) = systems.values()
+    return system
+
+
 READERS = {
     "lines": lambda path: list(read_lines(path)),
     "sentences": _sentences,
-    "references": lambda path: read_systems([_generated(path.with_name("generate-x.txt"), 3)], path)[1],
+    "references": lambda path: (
+        _only(read_systems([str(_generated(path.with_name("generate-x.txt"), 3))], path)).references
+    ),
     "hypotheses": _hypotheses,
     "jsonl": _json,
     "tags": _tagged,
@@ -133,7 +140,7 @@ NO_UTF8 = {
     "lines": lambda path: list(read_lines(path)),
     "sentences": _sentences,
     "references": lambda path: score_generation([_generated(path.with_name("generate-x.txt"), 2)], path),
-    "compared": lambda path: read_systems([_generated(path.with_name("generate-x.txt"), 2)], path),
+    "compared": lambda path: read_systems([str(_generated(path.with_name("generate-x.txt"), 2))], path),
     "jsonl": lambda path: jsonl.read_objects(path),
     "tags": lambda path: tags.read_tags(str(path)),
     "utterances": lambda path: read_utterances(path, path),
@@ -165,7 +172,10 @@ def test_what_is_not_utf8_is_one_line_with_file_line_byte_and_remedy(reader, tmp
 def test_fewer_or_more_references_are_an_error_with_both_counts(lines, tmp_path):
     generated, references = _generated(tmp_path / "generate-test.txt", 40), tmp_path / "references"
     references.write_text("a line\n" * lines)
-    for score in (lambda: score_generation([generated], references), lambda: read_systems([generated], references)):
+    for score in (
+        lambda: score_generation([generated], references),
+        lambda: read_systems([str(generated)], references),
+    ):
         with pytest.raises(LeapformerError) as error:
             score()
         assert "40" in str(error.value) and f"{lines}" in str(error.value)
