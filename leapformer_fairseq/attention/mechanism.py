@@ -292,8 +292,9 @@ class Mechanism(nn.Module):
     ) -> Tensor:
         """Attention output (B, H, T, E) of q (B, H, T, D), k (B, H, S, D), v (B, H, S, E).
 
-        `query` and `key` describe the tokens (positions, true lengths, padding). `key` None means no padding; `query`
-        None means the same tokens as the keys in self-attention under a causal or chunk mask, otherwise no padding.
+        `query` and `key` describe the tokens (positions, true lengths, padding). `key` None means no padding, and under
+        a causal mask an unknown length; `query` None means the same tokens as the keys in self-attention under a causal
+        or chunk mask, otherwise no padding.
         Outputs of padded queries are undefined but finite. Padded keys and values may hold anything, even NaN; a NaN in
         a later key or value may reach queries before it.
 
@@ -327,10 +328,8 @@ class Mechanism(nn.Module):
             weights = self._weights(accumulated(q), accumulated(k), query, key, mask, 0.0)
         return weights.to(q.dtype)
 
-    def _check(
-        self, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo | None, key: TokenInfo | None, mask: Mask
-    ) -> None:
-        """Raise LeapformerError for shapes, tokens or a mask that do not fit."""
+    def check_mask(self, mask: Mask) -> None:
+        """Raise LeapformerError for something else than a mask, and for one that is not supported here."""
         if not isinstance(mask, (PrefixMask, ChunkMask, NoneType)):
             raise LeapformerError(
                 f"mask is a {type(mask).__name__}; give CAUSAL, PrefixMask(lagging, ratio), ChunkMask(size), or None"
@@ -338,6 +337,12 @@ class Mechanism(nn.Module):
         reason = self.capabilities.unsupported_reason(self.block, mask)
         if reason is not None:
             raise LeapformerError(in_library(f"{self.name} attention cannot be used like this: {reason}", self.options))
+
+    def _check(
+        self, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo | None, key: TokenInfo | None, mask: Mask
+    ) -> None:
+        """Raise LeapformerError for shapes, tokens or a mask that do not fit."""
+        self.check_mask(mask)
         widths = {"q": self.head_dim, "k": self.head_dim, "v": self.value_dim}
         for name in (projection[0] for projection in self.capabilities.unused_projections):
             widths[name] = None  # the same tensor as the keys, or as the values
@@ -380,7 +385,10 @@ class Mechanism(nn.Module):
         self, q: Tensor, k: Tensor, query: TokenInfo | None, key: TokenInfo | None, mask: Mask
     ) -> tuple[TokenInfo, TokenInfo]:
         """Fill in missing descriptions of the tokens, as `forward` says."""
-        key = key or TokenInfo.whole(k.shape[2], device=k.device)
+        if key is None:
+            key = TokenInfo.whole(k.shape[2], device=k.device)
+            # In generation the length is not known, so by default nothing causal may depend on it.
+            key = key.without_lengths() if mask == CAUSAL else key
         if query is None:
             same = self.same_tokens(q, k) and (mask == CAUSAL or isinstance(mask, ChunkMask))
             query = key if same else TokenInfo.whole(q.shape[2], device=q.device)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from ..support.errors import LeapformerError
 from .block import AttentionBlock, Memory
-from .capabilities import DECODER_CROSS, DECODER_SELF, Context
+from .capabilities import DECODER_CROSS, DECODER_SELF, ENCODER_SELF, Context
 from .decoding.step import Step
-from .masks import CAUSAL, Mask
+from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
 from .mechanism import Mechanism
 from .options import in_library
 from .positions import rotate, rotation
@@ -155,12 +155,24 @@ class Attention(AttentionBlock):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`forward` for the tokens that follow those in the cache."""
         memory = cache.memory(self)
+        if memory.state is None:
+            self._check_parts(mask)
         if self.crosses:
             out, shares = self.cross_step(x, keys, keep, memory, mask, weights)
             return out if shares is None else (out, shares)
         if weights:
             raise LeapformerError("weights=True: a state has no weights of earlier tokens; call without the cache")
         return self.self_step(x, keep, memory, mask)
+
+    def _check_parts(self, mask: Mask) -> None:
+        """Raise LeapformerError if what is read in parts would not be what is read at once."""
+        mechanism = self.mechanism
+        reason = mechanism.capabilities.unsupported_reason(self.block, mask, Context(incremental=True))
+        if self.block == ENCODER_SELF and mask is None:
+            reason = "every token sees all others, also those still to come; give mask=ChunkMask(size) in every call"
+        if reason is not None:
+            reason = in_library(reason, mechanism.options)
+            raise LeapformerError(f"{mechanism.name}: {self.block} attention cannot read a sequence in parts: {reason}")
 
     def _packed(self, x: Tensor, cu_seqlens: Tensor, mask: Mask | Literal["block"], alone: bool) -> Tensor:
         """`forward` for sequences one after the other."""
@@ -185,10 +197,17 @@ class Attention(AttentionBlock):
                 raise LeapformerError(
                     f"{name} is {tuple(tokens.shape)}; give (batch {x.shape[0]}, tokens, width {width})"
                 )
-        if mask is None and self.block == DECODER_SELF:
+        self.mechanism.check_mask(mask)
+        if self.block == DECODER_SELF and mask != CAUSAL:
             raise LeapformerError(
-                "mask=None: decoder-self attention must not see later tokens; leave mask out, or build it with "
+                f"mask={mask}: decoder-self attention must not see later tokens; leave mask out, or build it with "
                 "block='encoder-self'"
+            )
+        if isinstance(mask, ChunkMask if self.crosses else PrefixMask) and mask != CAUSAL:
+            raise LeapformerError(
+                f"mask={mask} is none of {self.block} attention; "
+                + ("give a PrefixMask (wait-k)" if self.crosses else "give a ChunkMask (a stream)")
+                + ", or None: all"
             )
 
     def described(self, tokens: TokenInfo, x: Tensor, as_keys: bool = True) -> TokenInfo:

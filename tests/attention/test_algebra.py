@@ -110,7 +110,7 @@ def test_masking_a_key_is_removing_it(name):
 @pytest.mark.parametrize("name", serving(CAUSAL))
 def test_padding_on_either_side_changes_nothing(name):
     mechanism, (q, k, v) = make(name), inputs(15, 15)
-    alone = run(mechanism, (q[:, :, :10], k[:, :, :10], v[:, :, :10]), mask=CAUSAL)
+    alone = run(mechanism, (q[:, :, :10], k[:, :, :10], v[:, :, :10]), key=TokenInfo.whole(10), mask=CAUSAL)
     for before, after in ((0, 5), (5, 0), (2, 3)):
         wide = tuple(F.pad(x[:, :, :10], (0, 0, before, after), value=7.0) for x in (q, k, v))
         keep = torch.zeros(2, 15, dtype=torch.bool)
@@ -146,7 +146,7 @@ def test_weights_of_a_query_sum_to_one_above_the_floor(name, visible):
     q[:, :, 3] = -1.0  # a dead query for ReLU maps
     floor = 0.5
     mechanism = make(name, normalizer_floor=floor) if name in LINEAR else make(name)
-    sums = mechanism.weights(q, k, mask=visible).sum(-1)
+    sums = mechanism.weights(q, k, key=TokenInfo.whole(14), mask=visible).sum(-1)
     if name in RECURRENT:
         assert (sums < 1 + 1e-12).all() and (sums > 0.5).any()
         return

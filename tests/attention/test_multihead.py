@@ -235,6 +235,7 @@ def wrong_calls() -> list[Any]:
     inputs = TokenInfo(*vars(TokenInfo.whole(T)).values())
     cross = Attention("leap", DIM, HEADS, block="decoder-cross", source_dim=SOURCE)
     decoder = Attention("leap", DIM, HEADS)
+    encoder, cosformer = (Attention(name, DIM, HEADS, block="encoder-self") for name in ("leap", "cosformer"))
 
     def of_inputs(width: int) -> TokenInfo:
         return TokenInfo(inputs.positions, inputs.lengths, inputs=torch.randn(2, T, width))
@@ -263,6 +264,12 @@ def wrong_calls() -> list[Any]:
         (lambda: Attention("luna", DIM, 4), "cannot be used as decoder-self"),
         (lambda: Attention("softmax", 12, 4, rotary=100.0), "rotary=100.0 .* an even width"),
         (lambda: decoder(x, mask=None), "must not see later tokens"),
+        (lambda: decoder(x, mask=PrefixMask(2, 1)), "must not see later tokens"),
+        (lambda: decoder(x, mask="causal"), "mask is a str; give CAUSAL"),
+        (lambda: encoder(x, mask=PrefixMask(3, 8)), "none of encoder-self attention; give a ChunkMask"),
+        (lambda: encoder(x, cache=Cache(encoder)), "cannot read a sequence in parts: every token sees all others"),
+        (lambda: cosformer(x, mask=ChunkMask(4), cache=Cache(cosformer)), "depends on the whole sequence"),
+        (lambda: cross(x, source, mask=ChunkMask(4)), "none of decoder-cross attention; give a PrefixMask"),
         (lambda: decoder(x, x), "has no source"),
         (lambda: cross(x), "needs a source"),
         (lambda: cross(x, source[..., :5]), r"source is \(2, 20, 5\); give \(batch 2, tokens, width 16\)"),
@@ -293,6 +300,18 @@ def test_inputs_that_are_not_declared_are_not_given():
     key = TokenInfo(*vars(TokenInfo.whole(3)).values())
     found = leap._described(q, q, None, TokenInfo(key.positions, key.lengths, inputs=torch.randn(1, 3, DIM)), CAUSAL)
     assert found[0].inputs is None and found[1].inputs is None
+
+
+@torch.no_grad()
+def test_a_prefix_is_that_of_the_whole_text_whatever_the_mechanism():
+    """In a call without tokens, too: nobody knows the length of a text that is being written."""
+    q, k, v = (torch.randn(1, HEADS, T, 8).double() for _ in range(3))
+    with pytest.raises(LeapformerError, match="tokens of unknown length"):
+        build("cosformer", 8, HEADS, block="decoder-self").double()(q, k, v, mask=CAUSAL)
+    for block in ("decoder-self", None):
+        cosformer = build("cosformer", 8, HEADS, block=block, cosformer_length=50).double()
+        whole, prefix = cosformer(q, k, v, mask=CAUSAL), cosformer(*(x[:, :, :5] for x in (q, k, v)), mask=CAUSAL)
+        assert far(whole[:, :, :5], prefix) < 1e-12
 
 
 def test_a_scan_leaves_its_state_alone():
