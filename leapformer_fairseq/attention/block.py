@@ -87,7 +87,7 @@ class Memory:
 
     def to(self, device: torch.device) -> Memory:
         """The memory on another device, without its step, which holds weights of the old one."""
-        state = None if self.state is None else self.state.to(device)
+        state = None if self.state is None else self.state.fork().to(device)
         return replace(self, state=state, padded=None if self.padded is None else self.padded.to(device), step=None)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -14,15 +14,16 @@ from torch import Tensor, nn
 
 from ..support.errors import LeapformerError
 from .block import AttentionBlock, Memory
-from .capabilities import DECODER_CROSS, DECODER_SELF, ENCODER_SELF, Context
+from .capabilities import BLOCKS, DECODER_CROSS, DECODER_SELF, ENCODER_SELF, Context
 from .decoding.step import Step
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
-from .mechanism import Mechanism
+from .mechanism import Mechanism, State
 from .options import in_library
 from .positions import rotate, rotation
 from .registry import build
 from .tokens import TokenInfo, checked_keep
 
+ABOUT = "about"  # in saved caches: what the layer is
 WRAPPERS = ("_orig_mod", "module")  # names that torch.compile and DistributedDataParallel put around a model
 
 
@@ -67,6 +68,8 @@ class Attention(AttentionBlock):
         Raises LeapformerError for sizes that do not fit, and if the mechanism is not supported in the block.
         """
         super().__init__()
+        if block not in BLOCKS:
+            raise LeapformerError(f"block {block!r} is unknown; choose from: {', '.join(BLOCKS)}")
         kv_heads = heads if kv_heads is None else kv_heads
         for small, large, what in ((heads, dim, "dim"), (kv_heads, heads, "heads")):
             if small < 1 or large % small:
@@ -122,11 +125,11 @@ class Attention(AttentionBlock):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """The output (B, T, C) for x (B, T, C); with `weights` also what each key contributed, (B, H, T, S).
 
-        source:  (B, S, source_dim), in cross-attention; with a cache, in every call.
+        source:  (B, S, source_dim), in cross-attention; with a cache, the same in every call.
         mask:    who sees what: CAUSAL, a PrefixMask (wait-k) or a ChunkMask (streaming encoders), or None: all. By
                  default CAUSAL in decoder-self, otherwise None.
-        keep:    (B, T) in self-attention, (B, S) in cross-attention, False at padding, on either side. Outputs at
-                 padding are undefined but finite.
+        keep:    (B, T) in self-attention, of the source (B, S) in cross-attention, False at padding, on either side;
+                 under a PrefixMask or a ChunkMask on the right. Outputs at padding are undefined but finite.
         cu_seqlens: (B + 1,), where each of B sequences begins in x (N, C), which has them one after the other, and N;
                  the output is (N, C), too. They are padded here, so batch sequences of similar lengths.
         cache:   what was kept of the tokens before x. `keep` then describes x, as in a batch of prompts that are padded
@@ -140,7 +143,8 @@ class Attention(AttentionBlock):
         keys = x if source is None else source
         if not torch.compiler.is_compiling():  # a graph would take the sizes for constants
             self._check(x, source, mask)
-        checked_keep(keep, keys.shape[:2])
+            checked_keep(keep, keys.shape[:2])
+            self._check_padding(keep, mask)
         if cache is not None:
             return self._next(x, keys, mask, keep, cache, weights)
         key_info = self.described(TokenInfo.whole(keys.shape[1], keep, x.device), keys)
@@ -154,9 +158,13 @@ class Attention(AttentionBlock):
         self, x: Tensor, keys: Tensor, mask: Mask, keep: Tensor | None, cache: Cache, weights: bool
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`forward` for the tokens that follow those in the cache."""
+        if not isinstance(cache, Cache):
+            raise LeapformerError(f"cache is a {type(cache).__name__}; give Cache(model)")
         memory = cache.memory(self)
         if memory.state is None:
             self._check_parts(mask)
+        else:
+            self._check_cached(x, keys, mask, memory, memory.state)
         if self.crosses:
             out, shares = self.cross_step(x, keys, keep, memory, mask, weights)
             return out if shares is None else (out, shares)
@@ -173,6 +181,29 @@ class Attention(AttentionBlock):
         if reason is not None:
             reason = in_library(reason, mechanism.options)
             raise LeapformerError(f"{mechanism.name}: {self.block} attention cannot read a sequence in parts: {reason}")
+
+    def _check_cached(self, x: Tensor, keys: Tensor, mask: Mask, memory: Memory, state: State) -> None:
+        """Raise LeapformerError for another batch, device or source than those of the cache."""
+        device = next(iter(state.tensors().values())).device
+        if state.batch_size != len(x):
+            raise LeapformerError(
+                f"the cache holds {state.batch_size} sequences and x {len(x)}; choose them by cache.select(rows), or "
+                "begin with a new Cache"
+            )
+        if device != x.device:
+            raise LeapformerError(f"the cache is on {device} and x on {x.device}; move it by cache.to(x.device)")
+        if self.crosses and mask is None and memory.written != keys.shape[1]:
+            raise LeapformerError(
+                f"the cache has read a source of {memory.written} tokens and this one has {keys.shape[1]}; begin "
+                "another source with a new Cache"
+            )
+
+    def _check_padding(self, keep: Tensor | None, mask: Mask) -> None:
+        """Raise LeapformerError for padding before real tokens if a mask counts tokens from the first column."""
+        if keep is None or mask is None or mask == CAUSAL or keep.shape[1] < 2:
+            return
+        if bool((keep[:, 1:] > keep[:, :-1]).any()):
+            raise LeapformerError(f"keep has padding before real tokens, and {mask} counts columns; pad on the right")
 
     def _packed(self, x: Tensor, cu_seqlens: Tensor, mask: Mask | Literal["block"], alone: bool) -> Tensor:
         """`forward` for sequences one after the other."""
@@ -191,8 +222,19 @@ class Attention(AttentionBlock):
                 f"{self.block} attention {'needs a' if self.crosses else 'has no'} source; "
                 + ("call it with (x, source)" if self.crosses else "build it with block='decoder-cross'")
             )
-        keys = x if source is None else source
+        keys, weight = x if source is None else source, self.v_proj.weight
         for name, tokens, width in (("x", x, self.dim), ("source", keys, self.source_dim)):
+            if not isinstance(tokens, Tensor):
+                raise LeapformerError(f"{name} is a {type(tokens).__name__}; give a tensor (batch, tokens, {width})")
+            fits = tokens.device == weight.device and (
+                tokens.dtype == weight.dtype
+                or (tokens.is_floating_point() and torch.is_autocast_enabled(tokens.device.type))
+            )
+            if not fits:
+                raise LeapformerError(
+                    f"{name} is {tokens.dtype} on {tokens.device}, and the layer {weight.dtype} on {weight.device}; "
+                    "convert one of them"
+                )
             if tokens.dim() != 3 or tokens.shape[2] != width or tokens.shape[0] != x.shape[0]:
                 raise LeapformerError(
                     f"{name} is {tuple(tokens.shape)}; give (batch {x.shape[0]}, tokens, width {width})"
@@ -293,9 +335,13 @@ class Cache:
 
         Beam search repeats, drops and permutes sequences; a server leaves out those that have ended.
         """
-        order = torch.as_tensor(rows, dtype=torch.long)
-        if order.dim() != 1 or (order.numel() and not 0 <= int(order.min()) <= int(order.max()) < self.batch_size):
-            raise LeapformerError(f"rows {rows}: give numbers from 0 to {self.batch_size - 1}, the cache's sequences")
+        order = rows if isinstance(rows, Tensor) else torch.tensor(list(rows))
+        whole = order.dtype in (torch.int64, torch.int32) and order.dim() == 1 and order.numel() > 0
+        if not whole or not 0 <= int(order.min()) <= int(order.max()) < self.batch_size:
+            raise LeapformerError(
+                f"rows {rows}: give at least one whole number from 0 to {self.batch_size - 1}, the cache's sequences "
+                "(for a mask of those that go on: mask.nonzero().flatten())"
+            )
         return self._with({name: memory.reorder(order) for name, memory in self._memories.items()})
 
     reorder = select
@@ -307,8 +353,12 @@ class Cache:
     @staticmethod
     def cat(caches: Sequence[Cache]) -> Cache:
         """The sequences of several caches of one model, which may have read different numbers of tokens."""
-        if not caches or any(set(cache._memories) != set(caches[0]._memories) for cache in caches):
-            raise LeapformerError("caches of different models, or some before their first token; give equal ones")
+        if not caches:
+            raise LeapformerError("no caches; give at least one")
+        if any(cache._names != caches[0]._names for cache in caches):
+            raise LeapformerError("caches of different models; join those of one")
+        if any(set(cache._memories) != set(caches[0]._memories) for cache in caches) or not caches[0]._memories:
+            raise LeapformerError("a cache before its first token cannot be joined; let it read one")
         together = {name: Memory.cat([cache._memories[name] for cache in caches]) for name in caches[0]._memories}
         return caches[0]._with(together)
 
@@ -323,7 +373,11 @@ class Cache:
 
     def tensors(self) -> dict[str, Tensor]:
         """All that is kept, as tensors by name, to be saved with torch.save or safetensors; see `load`."""
-        return {f"{name}/{key}": x for name, memory in self._memories.items() for key, x in memory.tensors().items()}
+        return {
+            f"{name}/{key}": x.clone()
+            for name, memory in self._memories.items()
+            for key, x in {**memory.tensors(), ABOUT: _described(self._layers[name])}.items()
+        }
 
     def load(self, tensors: Mapping[str, Tensor]) -> Cache:
         """The cache of `tensors`, as `tensors()` returned them.
@@ -338,6 +392,9 @@ class Cache:
             raise LeapformerError(
                 f"the model has no layer {unknown[0]!r} with Attention; load the cache into the model that made it"
             )
+        decoding = {name for name, layer in self._layers.items() if layer.block != ENCODER_SELF}
+        if missing := sorted(decoding - set(by_layer)):
+            raise LeapformerError(f"the cache has nothing of layer {missing[0]!r}; load it into the model that made it")
         return self._with({name: self._loaded(name, parts) for name, parts in by_layer.items()})
 
     def _loaded(self, name: str, parts: dict[str, Tensor]) -> Memory:
@@ -350,15 +407,15 @@ class Cache:
             empty = layer.mechanism.init_state(1, layer.value_dim, like, tokens, mask)
         given = {key.removeprefix("state."): x for key, x in parts.items() if key.startswith("state.")}
         numbers = {key: x for key, x in parts.items() if not key.startswith("state.")}
-        expected = {key: x.dim() for key, x in empty.tensors().items()}
-        if {key: x.dim() for key, x in given.items()} != expected or not {"queries", "written"} <= set(numbers):
+        about = numbers.get(ABOUT)
+        if about is None or not torch.equal(about.cpu(), _described(layer)) or not _fit(given, empty.tensors()):
             raise LeapformerError(
-                f"{name}: the cache was made by another mechanism than {layer.mechanism.name}; load it into the model "
-                "that made it"
+                f"layer {name!r}: the cache is damaged or of another layer than {layer.extra_repr()}; load it into the "
+                "model that made it"
             )
         return replace(
             layer.new_memory(),
-            state=type(empty)(**given),
+            state=type(empty)(**{key: x.clone() for key, x in given.items()}),
             queries=int(numbers["queries"]),
             written=int(numbers["written"]),
             padded=numbers.get("padded"),
@@ -368,6 +425,25 @@ class Cache:
         other = Cache.__new__(Cache)
         other._names, other._layers, other._memories = self._names, self._layers, dict(memories)
         return other
+
+
+def _described(layer: Attention) -> Tensor:
+    """What a layer is, as bytes, which a saved cache must match."""
+    options = ", ".join(f"{key}={value}" for key, value in sorted(vars(layer.mechanism.chosen).items()))
+    text = f"{layer.extra_repr()}, {layer.rotary}, {layer.normalise}, {options}"
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+
+def _fit(given: Mapping[str, Tensor], empty: Mapping[str, Tensor]) -> bool:
+    """Whether tensors have the names, types and sizes of an empty state, in which 0 stands for any number of tokens."""
+    if given.keys() != empty.keys() or len({len(x) for x in given.values() if x.dim()}) > 1:
+        return False
+    return all(
+        x.dtype == empty[key].dtype
+        and x.dim() == empty[key].dim()
+        and all(wanted in (0, size) for size, wanted in zip(x.shape[1:], empty[key].shape[1:], strict=True))
+        for key, x in given.items()
+    )
 
 
 def _name(path: str) -> str:

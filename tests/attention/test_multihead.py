@@ -158,6 +158,18 @@ def test_sequences_one_after_another():
 
 
 @torch.no_grad()
+def test_saved_and_moved_caches_are_copies():
+    for name in ("leap", "gated-delta", "softmax"):
+        model, x = Model(name), torch.randn(1, T, DIM).double()
+        cache = Cache(model)
+        model(x[:, :5], cache=cache)
+        saved = cache.tensors()
+        copies = [Cache(model).load(saved), Cache(model).load(saved), cache.to("cpu"), cache]
+        outs = [model(x[:, 5:6], cache=copy) for copy in copies]
+        assert all(torch.equal(out, outs[0]) for out in outs), name
+
+
+@torch.no_grad()
 def test_the_cache_of_a_linear_mechanism_does_not_grow():
     sizes = {}
     for name in ("leap", "softmax"):
@@ -237,6 +249,17 @@ def wrong_calls() -> list[Any]:
     decoder = Attention("leap", DIM, HEADS)
     encoder, cosformer = (Attention(name, DIM, HEADS, block="encoder-self") for name in ("leap", "cosformer"))
 
+    few, gated_leap = Attention("leap", DIM, 2), Attention("gated-leap", DIM, HEADS)
+
+    @torch.no_grad()
+    def read(layer: Attention, *inputs: Tensor) -> Cache:
+        cache = Cache(layer)
+        layer(*inputs, cache=cache)
+        return cache
+
+    def cut(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: x[..., :-1] if name.endswith("kv") else x for name, x in tensors.items()}
+
     def of_inputs(width: int) -> TokenInfo:
         return TokenInfo(inputs.positions, inputs.lengths, inputs=torch.randn(2, T, width))
 
@@ -280,9 +303,26 @@ def wrong_calls() -> list[Any]:
         (lambda: decoder(x, cache=Cache(decoder), weights=True), "call without the cache"),
         (lambda: Cache(nn.Linear(2, 2)), "Linear has no Attention layers"),
         (lambda: Cache(decoder).select([0]), "the cache's sequences"),
+        (lambda: read(decoder, x).select(torch.tensor([True, False])), r"mask.nonzero\(\).flatten\(\)"),
+        (lambda: read(decoder, x).select([0.5]), "give at least one whole number"),
+        (lambda: read(decoder, x).select([]), "give at least one whole number"),
         (lambda: Cache(decoder).load({"layer/queries": torch.tensor(1)}), "no layer 'layer'"),
-        (lambda: Cache(decoder).load({"/queries": torch.tensor(1)}), "made by another mechanism than leap"),
-        (lambda: Cache.cat([]), "give equal ones"),
+        (lambda: Cache(decoder).load({"/queries": torch.tensor(1)}), "is damaged or of another layer than leap"),
+        (lambda: Cache(decoder).load({}), "nothing of layer ''"),
+        (lambda: Cache(decoder).load(read(few, x).tensors()), "is damaged or of another layer than leap"),
+        (lambda: Cache(decoder).load(read(gated_leap, x).tensors()), "is damaged or of another layer than leap"),
+        (lambda: Cache(decoder).load(cut(read(decoder, x).tensors())), "is damaged or of another layer than leap"),
+        (lambda: Cache.cat([]), "give at least one"),
+        (lambda: Cache.cat([read(decoder, x), read(few, x)]), "caches of different models"),
+        (lambda: Cache.cat([read(decoder, x), Cache(decoder)]), "before its first token"),
+        (lambda: decoder(x[:1, :1], cache=read(decoder, x)), "holds 2 sequences and x 1"),
+        (lambda: cross(x[:, :1], source[:, :9], cache=read(cross, x, source)), "20 tokens and this one has 9"),
+        (lambda: decoder(x, cache={}), "cache is a dict; give Cache"),
+        (lambda: decoder(x.double()), "x is torch.float64 on cpu, and the layer torch.float32"),
+        (lambda: decoder(x.to("meta")), "x is torch.float32 on meta, and the layer torch.float32 on cpu"),
+        (lambda: decoder([1.0]), "x is a list; give a tensor"),
+        (lambda: encoder(x, mask=ChunkMask(2), keep=padding(0, 3)), "padding before real tokens"),
+        (lambda: Attention("leap", DIM, 4, block=None), "block None is unknown; choose from"),
     ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ...attention import OPTIONS, find
+from ...attention.registry import create
 from ...scoring.pictures.scores import probes_figure
 from ...scoring.table import Column, Table
 from ...support.errors import LeapformerError
@@ -20,7 +21,7 @@ from ...support.files import locked_folder, write_json, write_text
 from .. import engine
 from ..engine import Call, Cell, State
 from . import RATES
-from .model import ProbeModel
+from .model import HEADS, WIDTH, ProbeModel
 from .tasks import PROBES, Probe
 
 ROWS, TEST_ROWS, TEST_SEED = 48, 200, 99
@@ -72,7 +73,7 @@ class Study(engine.Study):
                 about = PROBES[probe]
                 reason = find(name).capabilities.unsupported_reason(about.block, about.mask)
                 if reason is None:  # building it checks the values of its options
-                    mechanism = ProbeModel(about, name, **options).asked.mechanism
+                    mechanism = create(name, WIDTH // HEADS, HEADS, block=about.block, **options)
                     reason = mechanism.capabilities.unsupported_reason(about.block, about.mask)
                 if reason is not None:
                     raise LeapformerError(f"{name} cannot be probed by {probe}: {reason}")
