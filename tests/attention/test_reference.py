@@ -231,7 +231,11 @@ def compared(mechanism, case, truth) -> dict[str, float]:
     assert expected[0].abs().max() > 0.01
     found = {}
     for way in WAYS:
-        got = differentiated(lambda q, k, v, way=way: attend(mechanism, q, k, v, mask=case.mask, way=way, chunk=4))
+        got = differentiated(
+            lambda q, k, v, way=way: attend(
+                mechanism, q, k, v, key=TokenInfo.whole(case.keys), mask=case.mask, way=way, chunk=4
+            )
+        )
         found[way] = difference([x.expand(y.shape) for x, y in zip(got, expected, strict=True)], expected)
     return found
 
