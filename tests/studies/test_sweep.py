@@ -63,7 +63,7 @@ def test_all_combinations_are_trained_and_scored(tmp_path):
         ("attention: laep", "did you mean leap"),
         ("attention: leap/leap", "attention leap/leap: the model has decoder-self; give a plan for each"),
         ("attention: leap\nscores: {test: [scor x]}", "'scor' is no command of leapformer; did you mean score"),
-        ("attention: leap\nscores: {test: [score x --txt y]}", r"arguments: --txt y \(did you mean --text\?\); `leapformer score --help`"),
+        ("attention: leap\nscores: {test: [score x --txt y]}", r"arguments: --txt y \(did you mean --text"),
         ("attention: leap\nprepare: corpus 'x", "corpus 'x: No closing quotation; close the quotes"),
         ("attention: leap\nseeds: []", "attention, seeds and options name no run"),
         ("attention: leap\noptions: {lr: []}", "attention, seeds and options name no run"),
