@@ -184,7 +184,11 @@ class AttentionBlock(nn.Module):
         q = k if "q_proj" in self.mechanism.capabilities.unused_projections else self.project_queries(query, query_info)
         self.observe(q, k, where)
         weights = self.mechanism.weights(q, k, **where) if wanted else None
-        return self.project_out(self.mechanism(q, k, v, **where, execution=self.execution())), weights
+        return self.project_out(self.read_all(q, k, v, where)), weights
+
+    def read_all(self, q: Tensor, k: Tensor, v: Tensor, where: Where) -> Tensor:
+        """What queries read, (B, H, T, D), from whole sequences."""
+        return self.mechanism(q, k, v, **where, execution=self.execution())
 
     # ------------------------------------------------------------------------------------------------------ generation
     def scan(self, state: State | None, x: Tensor, tokens: TokenInfo, mask: Mask) -> tuple[Tensor, State]:

@@ -119,16 +119,14 @@ class MechanismAttention(FairseqIncrementalState, AttentionBlock):
         if not self.self_attention:
             query_info = TokenInfo.whole(query.shape[0], device=query.device).of_length(self.lengths())
             query_info = self.described(query_info, query, as_keys=False)
-        if not self.passes_carry or self.mask is not None:
-            return self.attend(query, key, query_info, key_info, self.mask, wanted)
-        where: Where = {"query": query_info, "key": key_info, "mask": self.mask}
-        k, v = self.project_keys(key, key_info)
-        q = self.project_queries(query, query_info)
-        self.observe(q, k, where)
-        weights = self.mechanism.weights(q, k, **where) if wanted else None
-        state = self.mechanism.write(self.first_state(k, v, key_info, self.mask), k, v, key_info)
+        return self.attend(query, key, query_info, key_info, self.mask, wanted)
+
+    def read_all(self, q: Tensor, k: Tensor, v: Tensor, where: Where) -> Tensor:
+        if not self.passes_carry or where["mask"] is not None:
+            return super().read_all(q, k, v, where)
+        state = self.mechanism.write(self.first_state(k, v, where["key"], None), k, v, where["key"])
         self.hand_on(state)
-        return self.project_out(self.mechanism.read(state, q, query_info)), weights
+        return self.mechanism.read(state, q, where["query"])
 
     def _composes(self, asked_of_this_layer: bool) -> bool:
         """Whether requested weights are computed, according to the options of the pass or else the model's settings."""
