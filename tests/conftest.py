@@ -52,6 +52,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in gone]
     costs = json.loads(COSTS.read_text(encoding="utf-8")) if COSTS.is_file() else {}
     items.sort(key=lambda item: -costs.get(_file_of(item.nodeid), 10.0))  # a new file may be a long one
+    if mechanism:
+        items.sort(key=lambda item: not _file_of(item.nodeid).endswith("test_contract.py"))  # says best what is wrong
 
 
 def pytest_collection_finish() -> None:

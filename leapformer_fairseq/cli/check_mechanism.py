@@ -27,11 +27,10 @@ from .list import WIDTH, uses
 OPTIONS = """
 folder FOLDER           a folder that registers mechanisms, as for --user-dir
 --mechanism NAME        one of them (default: all)
---quick                 the most important tests, in less than a minute for one mechanism
+--quick                 some tests of each kind instead of all, in less than a minute for one mechanism
 """
-_PARITY = tuple(f"attention/test_{about}.py" for about in ("registry", "forms", "causality", "chunks", "step"))
-QUICK = (*_PARITY, "modules/test_attention.py", "models/test_nmt.py")
 SUITES = ("attention", "modules", "models", "export/test_export.py", "simul/test_exported.py")
+LONGEST = 300  # characters of a line that says why a test failed
 _FLAGS = ("-p", "no:cacheprovider", "-p", "no:flake8")
 
 
@@ -142,7 +141,7 @@ def _blocks(name: str) -> tuple[str, ...]:
 
 def test(name: str, tests: Path, quick: bool) -> Outcome:
     """Run the tests of all mechanisms for this one. Raises LeapformerError if they cannot be run."""
-    suites = [str(tests / suite) for suite in (QUICK if quick else SUITES)]
+    suites = [str(tests / suite) for suite in SUITES]
     with tempfile.NamedTemporaryFile(suffix=".xml") as report, progress(name, "%") as watch:
         command = [sys.executable, "-m", "pytest", "-v", *_FLAGS, "-n", "0", "--tb=short"]
         command += ["--mechanism", name, *([] if quick else ["--all"]), *suites]
@@ -162,7 +161,7 @@ def test(name: str, tests: Path, quick: bool) -> Outcome:
             if done := re.search(r"\[ *(\d+)%\]$", line):
                 watch(int(done[1]), 100)
         if process.wait() not in (0, 1):
-            reason = (_said(output) or [output.strip()])[0].replace("LeapformerError: ", "")[-300:]
+            reason = (_said(output) or [output.strip()])[0][-300:]
             raise LeapformerError(f"the tests cannot be run: {reason}; to see more, {_again(command, tests)}")
         return _outcome(ElementTree.parse(report.name).getroot())
 
@@ -180,7 +179,7 @@ def _outcome(report: ElementTree.Element) -> Outcome:
 
 def _said(output: str) -> list[str]:
     """The lines of pytest's output that say what is wrong, the first with the last line of the user's folder."""
-    lines = re.findall(r"^E +(.*\S)", output, re.MULTILINE)
+    lines = re.findall(r"^E +(?:Failed: |[\w.]*LeapformerError: )?(.*\S)", output, re.MULTILINE)
     name = Path(user_dir.given()).name
     if (
         lines
@@ -204,7 +203,7 @@ def first_failure(outcome: Outcome, tests: Path) -> Iterator[str]:
     place, reason = outcome.failures[0]
     words = re.sub(r"\[.*", "", place.rpartition("::")[2]).removeprefix("test_").replace("_", " ")
     yield f"the first failure: {words}"
-    yield from (f"  {line}" for line in reason[:6])
+    yield from ("  " + re.sub(r"tensor\(.*", "tensor(...)", line)[:LONGEST] for line in reason[:6])
     yield "repeat it with: " + _again([sys.executable, "-m", "pytest", "-q", *_FLAGS[2:], "--all", place], tests)
 
 

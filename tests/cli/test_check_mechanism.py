@@ -20,7 +20,7 @@ REPORT = """<testsuites><testsuite>
 <testcase classname="tests.attention.test_forms" name="test_left_out"><skipped/></testcase>
 <testcase classname="tests.attention.test_forms" name="test_forms_agree[mine-1]"><failure message="cut">where
 E   assert 0.5 &lt; 1e-12
-E    +  where 0.5 = f()
+E    +  where 0.5 = f([tensor([[1.0, 2.0]]), 7])
 </failure></testcase>
 <testcase classname="tests.modules.test_attention.TestSteps" name="test_x"><error message="no setup"/></testcase>
 </testsuite></testsuites>"""
@@ -35,9 +35,16 @@ def test_a_report_is_counted_and_its_first_failure_can_be_repeated():
     ]
     assert outcome.failures[1].reason == ["no setup"]
     title, first, second, again = first_failure(outcome, Path("/checkout/tests"))
-    assert (title, first) == ("the first failure: forms agree", "  assert 0.5 < 1e-12") and "+  where" in second
+    assert (title, first) == ("the first failure: forms agree", "  assert 0.5 < 1e-12") and second.endswith(
+        "f([tensor(...)"
+    )
     assert again.startswith("repeat it with: cd /checkout; ") and " -m pytest -q " in again
     assert again.endswith("'tests/attention/test_forms.py::test_forms_agree[mine-1]'")
+
+
+@pytest.mark.parametrize("kind", ["Failed: ", "leapformer_fairseq.support.errors.LeapformerError: ", ""])
+def test_a_sentence_is_given_without_the_class_of_its_error(kind):
+    assert check_mechanism._said(f"where\nE   {kind}it is so\n") == ["it is so"]
 
 
 def test_the_line_of_ones_own_folder_is_named(tmp_path):

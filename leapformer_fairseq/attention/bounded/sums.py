@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ...support.errors import LeapformerError
 from ..kernels import Reading, SlotKernel
 from ..masks import Mask
 from ..mechanism import State
@@ -78,7 +79,13 @@ class SlotSums(BoundedMechanism):
         return self._read(self._scaled(q) @ keys, mass.unsqueeze(2), self.dropping()) @ values
 
     def _control(self, k: Tensor, tokens: TokenInfo) -> Tensor:
-        return kept(self.control(k, tokens), tokens).expand(*k.shape[:3], self.slots)
+        alpha = self.control(k, tokens)
+        if alpha.shape[-1] != self.slots:
+            raise LeapformerError(
+                f"control gives {alpha.shape[-1]} numbers for a token, but there are {self.slots} slots; give one for "
+                "each of self.slots"
+            )
+        return kept(alpha, tokens).expand(*k.shape[:3], self.slots)
 
     def _read(self, logits: Tensor, mass: Tensor, dropout: float) -> Tensor:
         """Weights (.., T, n) of the sums in V~, given the products of queries with K~ and the mass of each slot."""

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from ...support.errors import LeapformerError
 from ..masks import ChunkMask, Mask, with_state
 from ..mechanism import Inputs, Mechanism, State, shown
 from ..ops import dispatch, linear
@@ -38,6 +39,11 @@ class Features:
     x: Tensor
     norm: Tensor | None = None
 
+    @property
+    def count(self) -> int:
+        """F, the number of features of a token."""
+        return self.x.shape[-1]
+
     def expanded(self) -> Tensor:
         """The features as one tensor, (B, H, T, F); a subclass may hold them in factors."""
         return self.x
@@ -50,6 +56,25 @@ class Features:
         """The features with zeros where `keep` (B, T) is False."""
         mask = keep[:, None, :, None].to(self.x.dtype)
         return replace(self, x=self.x * mask, norm=None if self.norm is None else self.norm * mask)
+
+
+def checked_features(method: str, features: Features, count: int) -> Features:
+    """The features that `method` returned. Raises LeapformerError for another type or number than declared."""
+    if not isinstance(features, Features):
+        raise LeapformerError(f"{method} returned a {type(features).__name__}; return Features(x), x (B, H, T, F)")
+    check_count(method, features.count, count)
+    if features.norm is not None:
+        check_count(f"norm of {method}", features.norm.shape[-1], count)
+    return features
+
+
+def check_count(method: str, given: int, declared: int) -> None:
+    """Raise LeapformerError if `method` gives another number of features than the mechanism declares."""
+    if given != declared:
+        raise LeapformerError(
+            f"{method} gives {given} features of a token, but self.features is {declared}; set self.features = ... to "
+            "their number in __init__, after super().__init__(...)"
+        )
 
 
 @dataclass
@@ -96,7 +121,7 @@ class LinearMechanism(Mechanism):
 
     @in_float32
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
-        return linear.normalize(_read(_kv(state), self.map_queries(q, query)), self.normalizer_floor)
+        return linear.normalize(_read(_kv(state), self._queries(q, query)), self.normalizer_floor)
 
     def scan_(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
@@ -120,14 +145,14 @@ class LinearMechanism(Mechanism):
             fk = self._keys(k, key)
             if not q.shape[2]:
                 return None, LinearState(_added(kv, fk, v))
-            sums, kv = _sums(kv, self.map_queries(accumulated(q), query), fk, v, mask)
+            sums, kv = _sums(kv, self._queries(q, query), fk, v, mask)
             return linear.normalize(sums, self.normalizer_floor, v.dtype, saved=saved), LinearState(kv)
 
     def _by_pairs(self, kv: Tensor, x: Inputs) -> tuple[Tensor, LinearState]:
         """`scan`, but comparing all pairs of these queries and keys."""
         q, k, v, query, key, mask = x
         with without_autocast(q.device):
-            fq, fk = self.map_queries(accumulated(q), query), self._keys(k, key)
+            fq, fk = self._queries(q, query), self._keys(k, key)
             scores, totals = _scores(fq, fk, mask)
             sums = torch.cat([scores @ accumulated(v), totals], -1) + _read(kv, fq)
             if isinstance(mask, ChunkMask):  # copies for look-ahead are not written to the state
@@ -136,15 +161,19 @@ class LinearMechanism(Mechanism):
             return linear.normalize(sums, self.normalizer_floor, v.dtype), LinearState(kv)
 
     def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
-        scores, totals = _scores(self.map_queries(q, query), self._keys(k, key), mask)
+        scores, totals = _scores(self._queries(q, query), self._keys(k, key), mask)
         return scores / totals.clamp_min(self.normalizer_floor)
 
     def _few_pairs(self, x: Inputs) -> bool:
         return dispatch.few_pairs(x.q, x.k, x.mask, self.features)
 
+    def _queries(self, q: Tensor, tokens: TokenInfo) -> Features:
+        """Features of queries."""
+        return checked_features("map_queries", self.map_queries(accumulated(q), tokens), self.features)
+
     def _keys(self, k: Tensor, tokens: TokenInfo) -> Features:
         """Features of keys, zero at padding. Features are masked, not keys: phi(0) is not 0 for every map."""
-        features = self.map_keys(accumulated(k), tokens)
+        features = checked_features("map_keys", self.map_keys(accumulated(k), tokens), self.features)
         return features if tokens.keep is None else features.kept(tokens.keep)
 
 

@@ -75,6 +75,10 @@ class CosReweighted(Features):
 
     proportion: Tensor = field(kw_only=True)
 
+    @property
+    def count(self) -> int:
+        return 2 * self.x.shape[-1]
+
     def expanded(self) -> Tensor:
         if dispatch.is_traced():  # in a graph, writing into slices is slow
             return torch.cat([self.x * half for half in _cos_sin(self.proportion)], -1)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...support.errors import LeapformerError
 from ..capabilities import ENCODER_SELF
-from ..linear.base import NORMALIZER_FLOOR, LinearState
+from ..linear.base import NORMALIZER_FLOOR, LinearState, check_count
 from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask, visible, with_state
 from ..mechanism import Inputs, Mechanism, State, shown
 from ..ops import dispatch, linear, recurrent
@@ -87,7 +87,7 @@ class RecurrentMechanism(Mechanism):
 
     @in_float32
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
-        sums = linear.read_state(self.queries(q, query), state.of(LinearState).kv)
+        sums = linear.read_state(self._queries(q, query), state.of(LinearState).kv)
         return self.gated(self._normalized(sums), q, query)
 
     def scan_(
@@ -130,7 +130,7 @@ class RecurrentMechanism(Mechanism):
     def _sides(self, x: Inputs, backward: bool = False) -> tuple[Tensor, Written]:
         """Features of queries, and what keys write; `backward`: for a scan from the last token to the first."""
         keys = self._writing(x.k, x.v, x.key)
-        return self.queries(accumulated(x.q), x.query), keys.before_decay() if backward else keys
+        return self._queries(x.q, x.query), keys.before_decay() if backward else keys
 
     def _in_segments(self, x: Inputs) -> Tensor:
         if self._both_ways(x.mask):
@@ -203,7 +203,7 @@ class RecurrentMechanism(Mechanism):
 
     def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
         # In float64, because log-decays are cumulated over the whole sequence.
-        mask, queries = with_state(mask), self.queries(q, query).double()
+        mask, queries = with_state(mask), self._queries(q, query).double()
         keys = self._writing(k, k[..., :0], key).each(Tensor.double)
         if isinstance(mask, ChunkMask) and mask.ahead:  # copies of tokens ahead do not change the state
             if dispatch.is_transformed():
@@ -232,9 +232,16 @@ class RecurrentMechanism(Mechanism):
             sums = accumulated(super()._reference(x))
             return self.polish(sums, accumulated(x.q), x.query).to(x.v.dtype)
 
+    def _queries(self, q: Tensor, tokens: TokenInfo) -> Tensor:
+        """Features of queries, in the precision of states."""
+        features = self.queries(accumulated(q), tokens)
+        check_count("queries", features.shape[-1], self.features)
+        return features
+
     def _writing(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
         """What keys write, in the precision of states; padding writes nothing and causes no decay."""
         keys = self.written(accumulated(k), accumulated(v), tokens)
+        check_count("written", keys.k.shape[-1], self.features)
         if self.averages:
             keys = keys._replace(v=linear.append_ones(keys.v))
         return keys if tokens.keep is None else keys.kept(tokens.keep[:, None, :, None])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..capabilities import DECODER_CROSS, Capabilities
 from ..kernels import LinearKernel
-from ..linear.base import NORMALIZER_FLOOR, Features
+from ..linear.base import NORMALIZER_FLOOR, Features, checked_features
 from ..linear.leap import LeaP, leap_features, leap_kernel, proportion_networks
 from ..linear.rfa import FEATURES, FLOOR, add_random_features, random_features
 from ..ops.recurrent import Written
@@ -52,7 +52,7 @@ class Averaging(RecurrentMechanism):
         """Features of keys (B, H, S, D)."""
 
     def queries(self, q: Tensor, tokens: TokenInfo) -> Tensor:
-        return self.map_queries(q, tokens).expanded()
+        return checked_features("map_queries", self.map_queries(q, tokens), self.features).expanded()
 
 
 class ForgetGate(Averaging):
