@@ -38,6 +38,8 @@ def test_the_page_of_mechanisms_lists_all_that_one_may_import_and_its_examples_i
         rows = table.partition(f"| from `{module.__name__}` |")[2].partition("\n\n")[0]
         listed = {name for row in rows.splitlines()[2:] for name in re.findall(r"`(\w+)", row.split("|")[1])}
         assert listed >= set(module.__all__) - {"OPTIONS"}, module
+    (of_options,) = (row for row in table.splitlines() if "`Option`" in row)
+    assert all(re.search(rf"\b{field}\b", of_options) for field in attention.Option._fields)
     for toy in (ROOT / "tests/toys").glob("*.py"):
         modules = set(re.findall(r"from (leapformer_fairseq\S*) import", toy.read_text(encoding="utf-8")))
         assert modules <= {attention.__name__, attention.ops.__name__}, toy
@@ -102,6 +104,8 @@ def test_what_the_page_of_the_library_lists_exists():
     entries = re.findall(r"^::: (\S+)(?:\n    options:\n      members: \[(.*)\])?", page, re.MULTILINE)
     listed = [f"{name}.{member}".rstrip(".") for name, members in entries for member in members.split(", ")]
     assert len(listed) > len(entries) and all(pkgutil.resolve_name(name).__doc__ for name in listed)
+    names = [name for name, _ in entries]
+    assert len(names) == len(set(names)), "listed twice"
 
 
 COLUMNS = ("what", "blocks", "time", "state", "refused", "source")

@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from leapformer_fairseq.attention import CAUSAL, Mechanism, TokenInfo, registry
+from leapformer_fairseq.cli import check_mechanism
 from leapformer_fairseq.support import user_dir
 
 from . import covering
@@ -23,10 +24,10 @@ from . import covering
 TESTS = Path(__file__).parent
 TOYS = sorted(path for path in (TESTS / "toys").glob("*.py") if path.stem != "__init__")
 # parity with gradients, padding, masks, prompts and steps; fairseq's contract and checkpoints; beam search; streaming
-PARITY = [f"attention/test_{about}.py" for about in ("forms", "causality", "chunks", "recurrent", "fuzz")]
+PARITY = [f"attention/test_{about}.py" for about in ("contract", "forms", "causality", "chunks", "recurrent", "fuzz")]
 SUITES = ["modules/test_attention.py", "models/test_nmt.py", *PARITY]
 if covering.whole_products:
-    SUITES = ["attention", "modules", *(f"models/test_{model}.py" for model in ("nmt", "lm", "streaming_encoder"))]
+    SUITES = [*check_mechanism.SUITES]
 
 
 def run_with_toys(*arguments: str, folder: Path = TESTS.parent) -> subprocess.CompletedProcess[str]:
