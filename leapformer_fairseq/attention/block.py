@@ -82,12 +82,17 @@ class Memory:
             state = state.reorder(order)
         return replace(self, state=state, padded=padded, lengths=lengths)
 
+    def leave_inference(self) -> None:
+        """Copy the state if it was made in inference mode and the mode is another now."""
+        if self.state is not None and not torch.is_inference_mode_enabled() and self.state.is_inference():
+            self.state = self.state.fork()
+
     def fork(self) -> Memory:
         return replace(self, state=None if self.state is None else self.state.fork())
 
     def to(self, device: torch.device) -> Memory:
         """The memory on another device, without its step, which holds weights of the old one."""
-        state = None if self.state is None else self.state.fork().to(device)
+        state = None if self.state is None else self.state.to(device)
         return replace(self, state=state, padded=None if self.padded is None else self.padded.to(device), step=None)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -201,6 +206,7 @@ class AttentionBlock(nn.Module):
 
     def self_step(self, x: Tensor, keep: Tensor | None, memory: Memory, mask: Mask) -> Tensor:
         """Self-attention over the next tokens: one, or several, such as a prompt."""
+        memory.leave_inference()
         if memory.state is None:
             first = self.described(memory.tokens(0, None, x.device), x)
             memory.state = self.mechanism.init_state(self._rows(x), self.value_dim, x, first, mask)
@@ -215,22 +221,42 @@ class AttentionBlock(nn.Module):
         return out
 
     def cross_step(
-        self, query: Tensor, source: Tensor, keep: Tensor | None, memory: Memory, mask: Mask, wanted: bool
+        self,
+        query: Tensor,
+        source: Tensor,
+        keep: Tensor | None,
+        memory: Memory,
+        mask: Mask,
+        wanted: bool,
+        target_keep: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Cross-attention of the next tokens. The source is written to the state once, or as far as wait-k allows."""
-        weights = self._step_weights(query, source, keep, memory, mask) if wanted else None
+        """Cross-attention of the next tokens. The source is written to the state once, or as far as wait-k allows.
+
+        `keep` is that of the source, `target_keep` that of the next tokens: None under wait-k.
+        """
+        memory.leave_inference()
+        weights = self._step_weights(query, source, keep, memory, mask, target_keep) if wanted else None
         outputs = []
         # Under wait-k, one query at a time, since each sees more of the source than the one before.
         count = self._columns(query)
         for part in query.split(count if mask is None else 1, self._dim):
             state = self._source_state(memory, source, keep, mask)
-            outputs.append(self._read(part, state, memory))
-            memory.advance(self._columns(part))
+            outputs.append(self._read(part, state, memory, target_keep))
+            memory.advance(self._columns(part), target_keep)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, self._dim), weights
 
-    def _step_weights(self, query: Tensor, source: Tensor, keep: Tensor | None, memory: Memory, mask: Mask) -> Tensor:
+    def _step_weights(
+        self,
+        query: Tensor,
+        source: Tensor,
+        keep: Tensor | None,
+        memory: Memory,
+        mask: Mask,
+        target_keep: Tensor | None,
+    ) -> Tensor:
         """Cross-attention weights (B, H, T, S) of the next tokens."""
-        tokens = self.described(memory.tokens(self._columns(query), None, query.device), query, as_keys=False)
+        tokens = memory.tokens(self._columns(query), target_keep, query.device)
+        tokens = self.described(tokens, query, as_keys=False)
         key = self.described(TokenInfo.whole(self._columns(source), keep, source.device), source)
         mask = mask.after(memory.queries) if isinstance(mask, PrefixMask) else None
         q, (k, _) = self.project_queries(query, tokens), self.project_keys(source, key)
@@ -254,13 +280,13 @@ class AttentionBlock(nn.Module):
         self.hand_on(memory.state)
         return memory.state
 
-    def _read(self, query: Tensor, state: State, memory: Memory) -> Tensor:
-        """Cross-attention of more tokens to a state of the source."""
+    def _read(self, query: Tensor, state: State, memory: Memory, keep: Tensor | None) -> Tensor:
+        """Cross-attention of more tokens to a state of the source; `keep` is theirs."""
         count = self._columns(query)
-        step = memory.fused(query.device) if count == 1 and memory.padded is None else None
+        step = memory.fused(query.device) if count == 1 and keep is None and memory.padded is None else None
         if step is not None:
             return self._as_column(step(self._column(query), state, memory.queries + 1, memory.lengths))
-        tokens = self.described(memory.tokens(count, None, query.device), query, as_keys=False)
+        tokens = self.described(memory.tokens(count, keep, query.device), query, as_keys=False)
         heads = self.mechanism.read_shared(state, self.project_queries(query, tokens), tokens, memory.shared)
         return self.project_out(heads)
 

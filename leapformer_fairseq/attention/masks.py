@@ -6,11 +6,19 @@ Shapes: T queries, S keys.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..support.errors import LeapformerError
+
+
+def at_least(least: int, *numbers: Any) -> bool:
+    """Whether these are whole numbers, such as those of numpy or of a graph, and none is smaller."""
+    whole: Any = (int, Integral, torch.SymInt)
+    return all(isinstance(number, whole) and number >= least for number in numbers)
 
 
 @dataclass(frozen=True)
@@ -25,10 +33,10 @@ class PrefixMask:
     ratio: int = 1
 
     def __post_init__(self) -> None:
-        if self.lagging < 1:
-            raise LeapformerError(f"lagging k is {self.lagging}; a query must see something, choose k >= 1")
-        if self.ratio < 1:
-            raise LeapformerError(f"pre-decision ratio is {self.ratio}; choose at least 1 encoder frame per decision")
+        if not at_least(1, self.lagging):
+            raise LeapformerError(f"lagging k is {self.lagging!r}; a query must see something, choose k >= 1, whole")
+        if not at_least(1, self.ratio):
+            raise LeapformerError(f"pre-decision ratio is {self.ratio!r}; choose at least 1 encoder frame per decision")
 
     @property
     def shared(self) -> int:
@@ -72,9 +80,10 @@ class ChunkMask:
     past: int | None = None
 
     def __post_init__(self) -> None:
-        if self.size < 1 or self.ahead < 0 or (self.past is not None and self.past < 0):
+        if not at_least(1, self.size) or not at_least(0, self.ahead, *(() if self.past is None else (self.past,))):
             raise LeapformerError(
-                f"chunks of {self.size} tokens, {self.ahead} ahead, {self.past} past: give at least 1, and none below 0"
+                f"chunks of {self.size!r} tokens, {self.ahead!r} ahead, {self.past!r} past: give whole numbers, at "
+                "least 1, and none below 0"
             )
 
     @property

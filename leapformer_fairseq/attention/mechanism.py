@@ -70,8 +70,8 @@ class State:
         return type(self)(**{name: tensor.clone() for name, tensor in self.tensors().items()})
 
     def to(self, device: torch.device) -> Self:
-        """The state on another device."""
-        return type(self)(**{name: tensor.to(device) for name, tensor in self.tensors().items()})
+        """An independent copy on this device."""
+        return type(self)(**{name: tensor.to(device, copy=True) for name, tensor in self.tensors().items()})
 
     @classmethod
     def cat(cls, states: Sequence[Self]) -> Self:
@@ -88,6 +88,10 @@ class State:
     def reorder(self, order: Tensor) -> Self:
         """The state whose batch entry i is the old entry order[i]; beam search repeats, drops and permutes them."""
         return type(self)(**{name: tensor.index_select(0, order) for name, tensor in self.tensors().items()})
+
+    def is_inference(self) -> bool:
+        """Whether a tensor was made in inference mode, outside of which it must be neither changed nor saved."""
+        return any(isinstance(x, Tensor) and x.is_inference() for x in vars(self).values())
 
     @property
     def batch_size(self) -> int:
@@ -347,6 +351,8 @@ class Mechanism(nn.Module):
         for name in (projection[0] for projection in self.capabilities.unused_projections):
             widths[name] = None  # the same tensor as the keys, or as the values
         for (name, width), x in zip(widths.items(), (q, k, v), strict=True):
+            if not isinstance(x, Tensor):
+                raise LeapformerError(f"{name} is a {type(x).__name__}; give a tensor (batch, heads, tokens, width)")
             if (
                 x.dim() != 4
                 or x.shape[0] != q.shape[0]

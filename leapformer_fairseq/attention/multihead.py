@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any, Literal, overload
 
 import torch
@@ -16,7 +17,7 @@ from ..support.errors import LeapformerError
 from .block import AttentionBlock, Memory
 from .capabilities import BLOCKS, DECODER_CROSS, DECODER_SELF, ENCODER_SELF, Context
 from .decoding.step import Step
-from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
+from .masks import CAUSAL, ChunkMask, Mask, PrefixMask, at_least
 from .mechanism import Mechanism, State
 from .options import in_library
 from .positions import rotate, rotation
@@ -24,6 +25,17 @@ from .registry import build
 from .tokens import TokenInfo, checked_keep
 
 ABOUT = "about"  # in saved caches: what the layer is
+ARGUMENTS = ("mask", "keep", "target_keep", "cu_seqlens", "cache", "weights")
+# arguments of torch.nn.MultiheadAttention, and what is given here
+ELSEWHERE = {
+    "query": "x, the first argument",
+    "key": "source, the second argument, of keys and values, in cross-attention, and x alone in self-attention",
+    "key_padding_mask": "keep=~key_padding_mask, True at real tokens",
+    "attn_mask": "mask: CAUSAL, a PrefixMask, a ChunkMask or None; nothing can be added to scores",
+    "need_weights": "weights=True, for the weights of each head",
+}
+ELSEWHERE |= {"value": ELSEWHERE["key"], "is_causal": ELSEWHERE["attn_mask"]}
+ELSEWHERE |= {"average_attn_weights": ELSEWHERE["need_weights"]}
 WRAPPERS = ("_orig_mod", "module")  # names that torch.compile and DistributedDataParallel put around a model
 
 
@@ -72,16 +84,21 @@ class Attention(AttentionBlock):
             raise LeapformerError(f"block {block!r} is unknown; choose from: {', '.join(BLOCKS)}")
         kv_heads = heads if kv_heads is None else kv_heads
         for small, large, what in ((heads, dim, "dim"), (kv_heads, heads, "heads")):
-            if small < 1 or large % small:
-                raise LeapformerError(f"{what}={large} is no multiple of {small} heads; change one of them")
+            if not at_least(1, small, large) or large % small:
+                raise LeapformerError(f"{what}={large!r} is no multiple of {small!r} heads; change one of them")
+        if source_dim is not None and not at_least(1, source_dim):
+            raise LeapformerError(f"source_dim={source_dim!r}: give a whole number")
+        if not isinstance(dropout, (float, Real)) or not 0 <= dropout <= 1:
+            raise LeapformerError(f"dropout={dropout!r}: give a probability, from 0 to 1")
         self.block, self.dim, self.kv_heads, head_dim = block, dim, kv_heads, dim // heads
         self.source_dim = dim if source_dim is None else source_dim
         if block != DECODER_CROSS and self.source_dim != dim:
             raise LeapformerError(f"source_dim={source_dim}: {block} attention has no source; leave it out")
-        if rotary is not None and (block == DECODER_CROSS or head_dim % 2 or rotary <= 0):
+        positive = isinstance(rotary, (float, Real)) and not isinstance(rotary, bool) and rotary > 0
+        if rotary is not None and (block == DECODER_CROSS or head_dim % 2 or not positive):
             raise LeapformerError(
-                f"rotary={rotary} with {block} and heads {head_dim} wide: it needs self-attention, an even width and a "
-                "positive base, such as 10_000"
+                f"rotary={rotary!r} with {block} and heads {head_dim} wide: it needs self-attention, an even width and "
+                "a positive base, such as 10_000"
             )
         mechanism = build(name, head_dim, heads, dropout=dropout, block=block, input_dim=self.source_dim, **options)
         mask = CAUSAL if block == DECODER_SELF else None
@@ -103,25 +120,27 @@ class Attention(AttentionBlock):
     @overload
     def forward(
         self, x: Tensor, source: Tensor | None = ..., *, mask: Mask | Literal["block"] = ...,
-        keep: Tensor | None = ..., cu_seqlens: Tensor | None = ..., cache: Cache | None = ...,
-        weights: Literal[False] = ...,
+        keep: Tensor | None = ..., target_keep: Tensor | None = ..., cu_seqlens: Tensor | None = ...,
+        cache: Cache | None = ..., weights: Literal[False] = ...,
     ) -> Tensor: ...  # fmt: skip
     @overload
     def forward(
         self, x: Tensor, source: Tensor | None = ..., *, mask: Mask | Literal["block"] = ...,
-        keep: Tensor | None = ..., cu_seqlens: Tensor | None = ..., cache: Cache | None = ...,
-        weights: Literal[True],
+        keep: Tensor | None = ..., target_keep: Tensor | None = ..., cu_seqlens: Tensor | None = ...,
+        cache: Cache | None = ..., weights: Literal[True],
     ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
     def forward(
         self,
         x: Tensor,
         source: Tensor | None = None,
-        *,
+        *more: object,
         mask: Mask | Literal["block"] = "block",
         keep: Tensor | None = None,
+        target_keep: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         cache: Cache | None = None,
         weights: bool = False,
+        **others: object,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """The output (B, T, C) for x (B, T, C); with `weights` also what each key contributed, (B, H, T, S).
 
@@ -130,32 +149,48 @@ class Attention(AttentionBlock):
                  default CAUSAL in decoder-self, otherwise None.
         keep:    (B, T) in self-attention, of the source (B, S) in cross-attention, False at padding, on either side;
                  under a PrefixMask or a ChunkMask on the right. Outputs at padding are undefined but finite.
+        target_keep: (B, T) in cross-attention, of x, which may be left out for targets that are padded on the right.
         cu_seqlens: (B + 1,), where each of B sequences begins in x (N, C), which has them one after the other, and N;
                  the output is (N, C), too. They are padded here, so batch sequences of similar lengths.
         cache:   what was kept of the tokens before x. `keep` then describes x, as in a batch of prompts that are padded
                  on the left; weights are not available in self-attention.
 
-        Raises LeapformerError for shapes and masks that do not fit.
+        Raises LeapformerError for shapes and masks that do not fit, and for arguments that there are not.
         """
+        if more or others:
+            raise LeapformerError(_unknown(others))
         if cu_seqlens is not None:
-            return self._packed(x, cu_seqlens, mask, source is None and keep is None and cache is None and not weights)
+            alone = source is None and keep is None and target_keep is None and cache is None and not weights
+            return self._packed(x, cu_seqlens, mask, alone)
         mask = (CAUSAL if self.block == DECODER_SELF else None) if mask == "block" else mask
         keys = x if source is None else source
         if not torch.compiler.is_compiling():  # a graph would take the sizes for constants
             self._check(x, source, mask)
-            checked_keep(keep, keys.shape[:2])
-            self._check_padding(keep, mask)
+            if type(weights) is not bool:
+                raise LeapformerError(f"weights is a {type(weights).__name__}; give True or False")
+            if target_keep is not None and not self.crosses:
+                raise LeapformerError(f"target_keep is of cross-attention; in {self.block} attention give keep, of x")
+            for name, one, tokens in (("keep", keep, keys), ("target_keep", target_keep, x)):
+                checked_keep(one, tokens.shape[:2], name)
+                self._check_padding(name, one, mask)
         if cache is not None:
-            return self._next(x, keys, mask, keep, cache, weights)
+            return self._next(x, keys, mask, keep, target_keep, cache, weights)
         key_info = self.described(TokenInfo.whole(keys.shape[1], keep, x.device), keys)
         query_info = key_info
         if source is not None:
-            query_info = self.described(TokenInfo.whole(x.shape[1], device=x.device), x, as_keys=False)
+            query_info = self.described(TokenInfo.whole(x.shape[1], target_keep, x.device), x, as_keys=False)
         out, shares = self.attend(x, keys, query_info, key_info, mask, weights)
         return out if shares is None else (out, shares)
 
     def _next(
-        self, x: Tensor, keys: Tensor, mask: Mask, keep: Tensor | None, cache: Cache, weights: bool
+        self,
+        x: Tensor,
+        keys: Tensor,
+        mask: Mask,
+        keep: Tensor | None,
+        target_keep: Tensor | None,
+        cache: Cache,
+        weights: bool,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """`forward` for the tokens that follow those in the cache."""
         if not isinstance(cache, Cache):
@@ -166,7 +201,13 @@ class Attention(AttentionBlock):
         else:
             self._check_cached(x, keys, mask, memory, memory.state)
         if self.crosses:
-            out, shares = self.cross_step(x, keys, keep, memory, mask, weights)
+            if mask is not None and target_keep is not None:
+                if not bool(target_keep.all()):
+                    raise LeapformerError(
+                        "target_keep has padding, but under wait-k a cache counts columns; give targets of one length"
+                    )
+                target_keep = None
+            out, shares = self.cross_step(x, keys, keep, memory, mask, weights, target_keep)
             return out if shares is None else (out, shares)
         if weights:
             raise LeapformerError("weights=True: a state has no weights of earlier tokens; call without the cache")
@@ -198,15 +239,20 @@ class Attention(AttentionBlock):
                 "another source with a new Cache"
             )
 
-    def _check_padding(self, keep: Tensor | None, mask: Mask) -> None:
+    def _check_padding(self, name: str, keep: Tensor | None, mask: Mask) -> None:
         """Raise LeapformerError for padding before real tokens if a mask counts tokens from the first column."""
         if keep is None or mask is None or mask == CAUSAL or keep.shape[1] < 2:
             return
         if bool((keep[:, 1:] > keep[:, :-1]).any()):
-            raise LeapformerError(f"keep has padding before real tokens, and {mask} counts columns; pad on the right")
+            raise LeapformerError(f"{name} has padding before real tokens, and {mask} counts columns; pad on the right")
 
     def _packed(self, x: Tensor, cu_seqlens: Tensor, mask: Mask | Literal["block"], alone: bool) -> Tensor:
         """`forward` for sequences one after the other."""
+        if not isinstance(x, Tensor) or not isinstance(cu_seqlens, Tensor):
+            raise LeapformerError(
+                f"x is a {type(x).__name__} and cu_seqlens a {type(cu_seqlens).__name__}; give tensors, x (N, C) and "
+                "cu_seqlens (B + 1,)"
+            )
         if not alone or x.dim() != 2 or cu_seqlens.dim() != 1 or int(cu_seqlens[0]) or int(cu_seqlens[-1]) != len(x):
             raise LeapformerError(
                 f"cu_seqlens with x {tuple(x.shape)}: give (N, C), numbers from 0 to N, and no source, keep, cache or "
@@ -305,7 +351,8 @@ class Cache:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._layers = {_name(path): layer for path, layer in model.named_modules() if isinstance(layer, Attention)}
+        modules = model.named_modules() if isinstance(model, nn.Module) else ()
+        self._layers = {_name(path): layer for path, layer in modules if isinstance(layer, Attention)}
         if not self._layers:
             raise LeapformerError(f"{type(model).__name__} has no Attention layers; give the model that will be called")
         self._names = {id(layer): name for name, layer in self._layers.items()}
@@ -337,11 +384,15 @@ class Cache:
 
         Beam search repeats, drops and permutes sequences; a server leaves out those that have ended.
         """
-        order = rows if isinstance(rows, Tensor) else torch.tensor(list(rows))
+        try:
+            order = rows if isinstance(rows, Tensor) else torch.tensor(list(rows))
+        except (TypeError, ValueError):
+            order = torch.zeros(0)
         whole = order.dtype in (torch.int64, torch.int32) and order.dim() == 1 and order.numel() > 0
         if not whole or not 0 <= int(order.min()) <= int(order.max()) < self.batch_size:
+            given = rows.tolist() if isinstance(rows, Tensor) else rows
             raise LeapformerError(
-                f"rows {rows}: give at least one whole number from 0 to {self.batch_size - 1}, the cache's sequences "
+                f"rows {given!r}: give at least one whole number from 0 to {self.batch_size - 1}, the cache's sequences "
                 "(for a mask of those that go on: mask.nonzero().flatten())"
             )
         return self._with({name: memory.reorder(order) for name, memory in self._memories.items()})
@@ -355,8 +406,8 @@ class Cache:
     @staticmethod
     def cat(caches: Sequence[Cache]) -> Cache:
         """The sequences of several caches of one model, which may have read different numbers of tokens."""
-        if not caches:
-            raise LeapformerError("no caches; give at least one")
+        if not isinstance(caches, (list, tuple)) or not caches or not all(isinstance(one, Cache) for one in caches):
+            raise LeapformerError("give a list of caches, at least one")
         if any(cache._names != caches[0]._names for cache in caches):
             raise LeapformerError("caches of different models; join those of one")
         if any(set(cache._memories) != set(caches[0]._memories) for cache in caches) or not caches[0]._memories:
@@ -386,6 +437,8 @@ class Cache:
 
         Raises LeapformerError if they belong to another model.
         """
+        if not isinstance(tensors, Mapping) or not all(isinstance(x, Tensor) for x in tensors.values()):
+            raise LeapformerError("these are no tensors by name; give what tensors() returned")
         by_layer: dict[str, dict[str, Tensor]] = {}
         for place, x in tensors.items():
             name, _, key = place.rpartition("/")
@@ -410,7 +463,8 @@ class Cache:
         given = {key.removeprefix("state."): x for key, x in parts.items() if key.startswith("state.")}
         numbers = {key: x for key, x in parts.items() if not key.startswith("state.")}
         about = numbers.get(ABOUT)
-        if about is None or not torch.equal(about.cpu(), _described(layer)) or not _fit(given, empty.tensors()):
+        fits = {"queries", "written"} <= numbers.keys() and _fit(given, empty.tensors())
+        if about is None or not torch.equal(about.cpu(), _described(layer)) or not fits:
             raise LeapformerError(
                 f"layer {name!r}: the cache is damaged or of another layer than {layer.extra_repr()}; load it into the "
                 "model that made it"
@@ -427,6 +481,15 @@ class Cache:
         other = Cache.__new__(Cache)
         other._names, other._layers, other._memories = self._names, self._layers, dict(memories)
         return other
+
+
+def _unknown(others: Mapping[str, object]) -> str:
+    """What to give in the place of arguments that there are not: `others`, or, if none, too many without a name."""
+    if not others:
+        return f"Attention takes x and a source, all else by name: {', '.join(ARGUMENTS)}"
+    name = next(iter(others))
+    known = f"its arguments: x, source, {', '.join(ARGUMENTS)}"
+    return f"Attention has no argument {name}; " + (f"give {ELSEWHERE[name]}" if name in ELSEWHERE else known)
 
 
 def _described(layer: Attention) -> Tensor:

@@ -55,7 +55,8 @@ class KVCache(State):
         self.used, self.count = self.used + k.shape[2], stop
 
     def to(self, device: torch.device) -> KVCache:
-        return KVCache(self.k.to(device), self.v.to(device), self.keep.to(device), self.used)
+        k, v, keep = (x.to(device, copy=True) for x in (self.k, self.v, self.keep))
+        return KVCache(k, v, keep, self.used)
 
     @classmethod
     def cat(cls, states: Sequence[KVCache]) -> KVCache:

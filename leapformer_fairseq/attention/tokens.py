@@ -120,13 +120,12 @@ class TokenInfo:
         return replace(self, positions=self.positions[:, columns], keep=keep, inputs=inputs)
 
 
-def checked_keep(keep: Tensor | None, shape: Sequence[int | None]) -> None:
+def checked_keep(keep: Tensor | None, shape: Sequence[int | None], name: str = "keep") -> None:
     """Raise LeapformerError unless `keep` is None or a mask (B, T) of this shape, in which None is any number."""
     if keep is None or torch.compiler.is_compiling():  # a graph would take the sizes for constants
         return
-    fits = keep.dim() == 2 and all(wanted in (None, size) for wanted, size in zip(shape, keep.shape, strict=True))
-    if keep.dtype != torch.bool or not fits:
+    fits = isinstance(keep, Tensor) and keep.dtype == torch.bool and keep.dim() == 2
+    if not fits or any(wanted not in (None, size) for wanted, size in zip(shape, keep.shape, strict=True)):
+        given = f"{keep.dtype} {tuple(keep.shape)}" if isinstance(keep, Tensor) else f"a {type(keep).__name__}"
         sizes = ", ".join("batch" if size is None else str(size) for size in shape)
-        raise LeapformerError(
-            f"keep is {keep.dtype} {tuple(keep.shape)}; give torch.bool ({sizes}), True at real tokens"
-        )
+        raise LeapformerError(f"{name} is {given}; give torch.bool ({sizes}), True at real tokens")

@@ -14,9 +14,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Attention, Cache, ChunkMask, PrefixMask, TokenInfo, build
+from leapformer_fairseq.attention import (
+    CAUSAL,
+    MECHANISMS,
+    Attention,
+    Cache,
+    ChunkMask,
+    PrefixMask,
+    State,
+    TokenInfo,
+    build,
+)
 from leapformer_fairseq.attention.ops import dispatch
 from leapformer_fairseq.support.errors import LeapformerError
+
+from ..covering import each_with_one
 
 DIM, HEADS, T, S, SOURCE = 32, 4, 12, 20, 16
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -109,6 +121,38 @@ def test_sessions_join_leave_and_are_restored(name, features):
         assert far(model(x[1:2, 11:12], cache=cache)[0, 0], expected) < 1e-10
 
 
+MODES = (torch.inference_mode, torch.no_grad, torch.enable_grad)
+
+
+STEPS = [
+    *((name, "decoder-self", {}) for name in DECODERS),
+    *((name, "decoder-cross", {}) for name in CROSSING),
+    ("kda", "decoder-self", {"short_conv": 4}),
+    ("leap", "decoder-self", {"rotary": 10_000.0}),
+]
+
+
+@pytest.mark.parametrize(("case", "first"), each_with_one(STEPS, MODES), ids=str)
+def test_a_cache_serves_whatever_the_mode_of_gradients(case, first):
+    """What a cache keeps in inference mode cannot be changed in place in another mode, nor take part in gradients."""
+    name, block, more = case
+    attention, x = made(name, block, **more), torch.randn(2, T, DIM).double()
+    mask = PrefixMask(2, 1) if block == "decoder-cross" else "block"
+    if mask != "block" and attention.mechanism.capabilities.unsupported_reason(block, mask):
+        mask = None
+    source = {} if block == "decoder-self" else {"source": torch.randn(2, S, DIM).double()}
+    with torch.no_grad():
+        whole = attention(x, **source, mask=mask)
+    start, (second, third) = 0, (mode for mode in MODES if mode is not first)
+    cache, parts = Cache(attention), []
+    for count, mode in zip((3, 1, 2, 1, 1, 1), (first, second, third, first, third, second), strict=True):
+        with mode():
+            parts.append(attention(x[:, start : start + count], **source, mask=mask, cache=cache).detach())
+            cache = cache.select([0, 1])
+        start += count
+    assert far(torch.cat(parts, 1), whole[:, :start]) < 1e-10
+
+
 @pytest.mark.parametrize("mask", [None, PrefixMask(2, 3)], ids=["all", "wait-k"])
 @pytest.mark.parametrize("name", CROSSING)
 @torch.no_grad()
@@ -128,6 +172,38 @@ def test_steps_of_cross_attention_are_the_whole_target(name, mask):
     cache = Cache(attention)
     assert far(torch.cat([call(0, 4, cache), call(4, 6, cache)], 1), whole) < 1e-10
     assert far(whole[1], attention(x[1:2], source[1:2, :15], mask=mask)[0]) < 1e-10 or name == "cosformer"
+
+
+@pytest.mark.parametrize("name", CROSSING)
+@torch.no_grad()
+def test_targets_padded_on_the_left_are_those_without_padding(name):
+    """Their positions, which `rope` reads, begin at the first real token; also in parts."""
+    attention = made(name, "decoder-cross")
+    x, source = torch.randn(2, 6, DIM).double(), torch.randn(2, S, DIM).double()
+    keep = torch.tensor([[True] * 6, [False] * 2 + [True] * 4])
+    whole, (alone, weights) = attention(x, source, target_keep=keep), attention(x[1:, 2:], source[1:], weights=True)
+    assert far(whole[1, 2:], alone[0]) < 1e-10 and far(whole[0], attention(x[:1], source[:1])[0]) < 1e-10
+    cache = Cache(attention)
+    out, parts = attention(x[:, :4], source, target_keep=keep[:, :4], cache=cache, weights=True)
+    steps = [attention(x[:, t : t + 1], source, cache=cache) for t in (4, 5)]
+    assert far(torch.cat([out, *steps], 1)[keep], whole[keep]) < 1e-10
+    assert far(parts[1, :, 2:], weights[0, :, :2]) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["leap", "rope", "softmax"])
+@torch.no_grad()
+def test_under_wait_k_targets_are_padded_on_the_right(name):
+    attention, mask, keep = made(name, "decoder-cross"), PrefixMask(2, 1), torch.ones(2, 6).bool()
+    x, source = torch.randn(2, 6, DIM).double(), torch.randn(2, S, DIM).double()
+    keep[1, 4:] = False
+    out = attention(x, source, mask=mask, target_keep=keep)
+    assert far(out[1, :4], attention(x[1:, :4], source[1:], mask=mask)[0]) < 1e-10
+    with pytest.raises(LeapformerError, match="target_keep has padding before real tokens, .* counts columns; pad on"):
+        attention(x, source, mask=mask, target_keep=keep.flip(1))
+    with pytest.raises(LeapformerError, match="target_keep has padding, .* under wait-k"):
+        attention(x, source, mask=mask, target_keep=keep, cache=Cache(attention))
+    all_real = attention(x, source, mask=mask, target_keep=keep | True, cache=Cache(attention))
+    assert far(all_real, attention(x, source, mask=mask)) < 1e-10
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -167,6 +243,19 @@ def test_saved_and_moved_caches_are_copies():
         copies = [Cache(model).load(saved), Cache(model).load(saved), cache.to("cpu"), cache]
         outs = [model(x[:, 5:6], cache=copy) for copy in copies]
         assert all(torch.equal(out, outs[0]) for out in outs), name
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@torch.no_grad()
+def test_a_moved_cache_is_copied_once(device, monkeypatch):
+    for name in ("leap", "softmax"):
+        model, x = Model(name), torch.randn(2, T, DIM).double()
+        cache = Cache(model)
+        model(x, cache=cache)
+        monkeypatch.setattr(State, "fork", lambda state: pytest.fail("a copy before the one that moves"))
+        moved = cache.to(device)._memories["layers.0"].state
+        monkeypatch.undo()
+        assert next(iter(moved.tensors().values())).device.type == device
 
 
 @torch.no_grad()
@@ -260,6 +349,9 @@ def wrong_calls() -> list[Any]:
     def cut(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: x[..., :-1] if name.endswith("kv") else x for name, x in tensors.items()}
 
+    def without_numbers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: x for name, x in tensors.items() if not name.endswith("queries")}
+
     def of_inputs(width: int) -> TokenInfo:
         return TokenInfo(inputs.positions, inputs.lengths, inputs=torch.randn(2, T, width))
 
@@ -312,7 +404,7 @@ def wrong_calls() -> list[Any]:
         (lambda: Cache(decoder).load(read(few, x).tensors()), "is damaged or of another layer than leap"),
         (lambda: Cache(decoder).load(read(gated_leap, x).tensors()), "is damaged or of another layer than leap"),
         (lambda: Cache(decoder).load(cut(read(decoder, x).tensors())), "is damaged or of another layer than leap"),
-        (lambda: Cache.cat([]), "give at least one"),
+        (lambda: Cache.cat([]), "give a list of caches, at least one"),
         (lambda: Cache.cat([read(decoder, x), read(few, x)]), "caches of different models"),
         (lambda: Cache.cat([read(decoder, x), Cache(decoder)]), "before its first token"),
         (lambda: decoder(x[:1, :1], cache=read(decoder, x)), "holds 2 sequences and x 1"),
@@ -323,6 +415,41 @@ def wrong_calls() -> list[Any]:
         (lambda: decoder([1.0]), "x is a list; give a tensor"),
         (lambda: encoder(x, mask=ChunkMask(2), keep=padding(0, 3)), "padding before real tokens"),
         (lambda: Attention("leap", DIM, 4, block=None), "block None is unknown; choose from"),
+        (lambda: decoder(x, target_keep=padding(0, 3)), "target_keep is of cross-attention; .* give keep"),
+        (lambda: cross(x, source, target_keep=torch.ones(2, 3).bool()), r"target_keep is torch.bool \(2, 3\); give"),
+        (lambda: decoder(x, keep=[[True] * T] * 2), r"keep is a list; give torch.bool \(2, 12\), True at real tokens"),
+        (lambda: decoder(x, keep=T), "keep is a int; give torch.bool"),
+        (lambda: decoder(x[0], cu_seqlens=[0, 5, T]), r"cu_seqlens a list; give tensors, x \(N, C\)"),
+        (lambda: decoder(x[0].tolist(), cu_seqlens=torch.tensor([0, T])), r"x is a list .* give tensors, x \(N, C\)"),
+        (lambda: decoder(x, weights=torch.ones(2)), "weights is a Tensor; give True or False"),
+        (lambda: leap(q, q.tolist(), q), r"k is a list; give a tensor \(batch, heads, tokens, width\)"),
+        (lambda: leap(q, q, 1.0), "v is a float; give a tensor"),
+        (lambda: TokenInfo.whole(T, [[True] * T]), r"keep is a list; give torch.bool \(batch, 12\)"),
+        (lambda: decoder(x, x, x), "takes x and a source, all else by name: .*mask, keep"),
+        (lambda: decoder(x, key_padding_mask=None), "no argument key_padding_mask; give keep=~key_padding_mask, "),
+        (lambda: decoder(x, attn_mask=torch.ones(T, T)), "no argument attn_mask; give mask: CAUSAL"),
+        (lambda: decoder(x, is_causal=True), "no argument is_causal; give mask: CAUSAL"),
+        (lambda: cross(x, key=source, value=source), "no argument key; give source, .* of keys and values"),
+        (lambda: decoder(x, need_weights=False), "no argument need_weights; give weights=True"),
+        (lambda: decoder(x, kep=None), "no argument kep; its arguments: x, source, mask, keep, target_keep"),
+        (lambda: Attention("leap", "32", 4), "dim='32' is no multiple of 4 heads"),
+        (lambda: Attention("leap", DIM, 4.0), "dim=32 is no multiple of 4.0 heads"),
+        (lambda: Attention("leap", DIM, 4, kv_heads="2"), "heads=4 is no multiple of '2' heads"),
+        (lambda: Attention("leap", DIM, 4, rotary="10_000"), "rotary='10_000' .* a positive base"),
+        (lambda: Attention("leap", DIM, 4, rotary=True), "rotary=True .* a positive base"),
+        (lambda: Attention("softmax", DIM, 4, dropout=2), "dropout=2: give a probability, from 0 to 1"),
+        (lambda: Attention("leap", DIM, 4, block="decoder-cross", source_dim="8"), "source_dim='8': give a whole"),
+        (lambda: PrefixMask("3"), "lagging k is '3'; .*choose k >= 1"),
+        (lambda: PrefixMask(1, 2.5), "pre-decision ratio is 2.5; choose at least 1"),
+        (lambda: ChunkMask(2.5), "chunks of 2.5 tokens"),
+        (lambda: Cache("leap"), "str has no Attention layers"),
+        (lambda: read(decoder, x).select(1), "give at least one whole number"),
+        (lambda: read(decoder, x).select("a"), "give at least one whole number"),
+        (lambda: Cache.cat(read(decoder, x)), "give a list of caches"),
+        (lambda: Cache.cat([x]), "give a list of caches"),
+        (lambda: Cache(decoder).load([x]), "give what tensors.. returned"),
+        (lambda: Cache(decoder).load({"/queries": 1}), "give what tensors.. returned"),
+        (lambda: Cache(decoder).load(without_numbers(read(decoder, x).tensors())), "is damaged or of another layer"),
     ]  # fmt: skip
 
 
