@@ -392,8 +392,8 @@ class Cache:
         if not whole or not 0 <= int(order.min()) <= int(order.max()) < self.batch_size:
             given = rows.tolist() if isinstance(rows, Tensor) else rows
             raise LeapformerError(
-                f"rows {given!r}: give at least one whole number from 0 to {self.batch_size - 1}, the cache's sequences "
-                "(for a mask of those that go on: mask.nonzero().flatten())"
+                f"rows {given!r}: give at least one whole number from 0 to {self.batch_size - 1}, the cache's "
+                "sequences (for a mask of those that go on: mask.nonzero().flatten())"
             )
         return self._with({name: memory.reorder(order) for name, memory in self._memories.items()})
 

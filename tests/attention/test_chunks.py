@@ -169,5 +169,5 @@ def test_what_needs_the_whole_sequence_is_refused():
 
 @pytest.mark.parametrize("numbers", [(0,), (2, -1), (2, 0, -1)])
 def test_impossible_blocks_are_named(numbers):
-    with pytest.raises(LeapformerError, match="give at least 1, and none below 0"):
+    with pytest.raises(LeapformerError, match="give whole numbers, at least 1, and none below 0"):
         ChunkMask(*numbers)

@@ -33,7 +33,7 @@ from ..covering import each_with_one
 DIM, HEADS, T, S, SOURCE = 32, 4, 12, 20, 16
 OPTIONS: dict[str, dict[str, Any]] = {
     "cosformer": {"cosformer_length": 50},
-    "abc-pool": {"abc_pool_size": 4},
+    "abc-pool": {"abc_pool_size": 10},
     "sparsefinder-distance": {},
 }
 FEATURES = ({}, {"kv_heads": 2}, {"rotary": 10_000.0, "normalise": True})
