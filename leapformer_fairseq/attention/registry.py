@@ -21,12 +21,12 @@ M = TypeVar("M", bound=type[Mechanism])
 def register(name: str, *options: Option) -> Callable[[M], M]:
     """Class decorator that registers a mechanism under `name` with its `options`.
 
-    Mechanisms may share an option if they declare it identically. Raises LeapformerError if the name is taken or an
-    option is declared differently.
+    Mechanisms may share an option if they declare it identically. Raises LeapformerError if the name is taken, an
+    option is declared differently, or the class is no mechanism or leaves a method abstract.
     """
 
     def add(cls: M) -> M:
-        enroll("mechanism", MECHANISMS, OPTIONS, cls, name, options)
+        enroll("mechanism", Mechanism, MECHANISMS, OPTIONS, cls, name, options)
         return cls
 
     return add

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..attention import Mask
 
 OPTIONS = """
-what [NAME]             a mechanism, a family, or models, tasks, criterions, policies
+what [NAME]             a mechanism, a policy, a family, or models, tasks, criterions, policies
 --policy-file FILE*     a file with policies of your own, to be listed too
 --json                  print all of it as JSON
 """
@@ -61,9 +61,14 @@ def _lines_of(name: str) -> Iterator[str]:
     families = by_family()
     if name in families:
         return family_page(families[name])
-    names = [*MECHANISMS, *families, *KINDS]
-    near = suggestion(name, names)
-    raise LeapformerError(f"list knows no {name!r}; {near}`leapformer list` shows all; --user-dir FOLDER adds your own")
+    own.load_installed()
+    if name in POLICIES:
+        return policy_page(name)
+    near = suggestion(name, [*MECHANISMS, *families, *KINDS, *POLICIES])
+    raise LeapformerError(
+        f"list knows no {name!r}; {near}`leapformer list` shows all; --user-dir FOLDER adds mechanisms of your own, "
+        "--policy-file FILE policies"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- mechanisms
@@ -270,11 +275,16 @@ def _registered_page(kind: str) -> Iterator[str]:
         yield from (f"  {name}", *_wrapped(summary, 6))
 
 
+def policy_page(name: str) -> Iterator[str]:
+    """A policy's summary and options."""
+    yield from (name, *_wrapped(_summary(POLICIES[name]), 2), *_options(POLICIES[name].options))
+
+
 def _policies_page() -> Iterator[str]:
     own.load_installed()
     yield "Policies of simultaneous translation (values of --policy), each with its options:"
-    for name, policy in POLICIES.items():
-        yield from ("", name, *_wrapped(_summary(policy), 2), *_options(policy.options))
+    for name in POLICIES:
+        yield from ("", *policy_page(name))
     yield from ("", "docs/adding_a_policy.md tells how to write your own.")
 
 
