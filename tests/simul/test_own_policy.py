@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -16,9 +17,11 @@ import pytest
 import soundfile
 
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.runtime.formats.streamlog import read_stream_log
 from leapformer_fairseq.runtime.simul import Option, Policy, own, policy, register
 from leapformer_fairseq.runtime.simul.exported import ExportedSystem
 from leapformer_fairseq.runtime.simul.policy import PolicyOptions
+from leapformer_fairseq.runtime.simul.session import Session
 from leapformer_fairseq.runtime.simul.stream import DecodingOptions, System, TranslationStream
 from leapformer_fairseq.simul.loading import load_system, with_policy
 from leapformer_fairseq.support.errors import LeapformerError
@@ -27,6 +30,7 @@ from tests.scripted import ScriptedSystem, policy_of, sound
 from tests.simul.test_loading import data_root  # noqa: F401  (a fixture)
 from tests.simul.test_policy import ScriptedDraft, play
 from tests.simul.test_simulate import checkpoints, log, simulate, simuleval, test_set  # noqa: F401  (fixtures)
+from tests.simul.test_talks import NAMES, talk_set  # noqa: F401  (a fixture)
 
 FILE = str(Path(__file__).parents[1] / "policies" / "confident.py")
 CONFIDENT = ["--policy-file", FILE, "--policy", "confident"]
@@ -231,6 +235,89 @@ def test_stream_with_an_exported_model_alone(speech, tmp_path, capsys) -> None:
         events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         texts.append([(event["text"], event["audio_s"]) for event in events if event.get("text")])
     assert texts[0][0][1] < texts[1][0][1], "who is never sure writes at the end"
+
+
+def test_a_live_server_writes_with_it_and_says_in_one_line_that_it_failed(make_system, speech, caplog) -> None:
+    pytest.importorskip("websockets", reason="the extra live")
+    from tests.simul import test_serve as serving
+
+    own.load(FILE)
+
+    @register("failing")
+    class Failing(Policy):
+        def write(self, draft: Any) -> None:
+            draft.write_nex()
+
+    samples, confident = speech(2.0), make_system(policy=PolicyOptions("confident", threshold=0.1))
+    systems = [confident, make_system(policy=PolicyOptions("failing"))]
+    expected = serving.alone(lambda _: Session(confident, OPTIONS), samples)
+    assert len({event.audio_s for event in expected if event.text}) > 1, "it writes while it listens"
+
+    async def body() -> None:
+        async with serving.running(lambda drafts: Session(systems.pop(0), OPTIONS, drafts=drafts)) as server:
+            async with server.connect() as client:
+                assert serving.shown(await serving.speak(client, samples)) == serving.final(expected)
+            async with server.connect() as client:
+                assert "did you mean write_next" in (await serving.speak(client, samples))[-1]["error"]
+
+    serving.test(body())
+    assert "a talk failed: policy 'failing': " in caplog.text and "Traceback" not in caplog.text
+
+
+@pytest.mark.full
+def test_the_command_serve_takes_the_file(speech) -> None:
+    pytest.importorskip("websockets", reason="the extra live")
+    from tests.simul import test_serve as serving
+
+    words = ["serve", "--checkpoint", str(exported_speech()[1].path), *CONFIDENT, "--threshold", "0", "--unit", "char"]
+    command = [sys.executable, "-m", "leapformer_fairseq.cli.main", *words, "--port", "0", "--no-talks"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            (port,) = re.findall(r"127\.0\.0\.1:(\d+)", process.stdout.readline())  # type: ignore[union-attr]
+
+            async def body() -> None:
+                async with serving.connect(f"ws://127.0.0.1:{port}/", proxy=None) as client:
+                    messages = await serving.speak(client, speech(3.0))
+                events = [event for message in messages for event in message.get("events", [])]
+                assert min(event["audio_s"] for event in events if event["final"] and event["text"]) < 3.0
+
+            serving.test(body())
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+
+
+TALKS = [
+    ["--threshold", "0.02", "--jobs", "2"],
+    ["--threshold", "0.02", "--history", "window", "--max-seconds", "3"],
+    ["--threshold", "0.02", "--segment", "tokens", "--segment-tokens", "4", "--carry", "encoder", "--drafts"],
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("way", TALKS)
+def test_talks_are_what_stream_writes_of_them(checkpoints, data_root, talk_set, tmp_path, way) -> None:  # noqa: F811
+    system = ["--checkpoint", str(checkpoints["causal"]), "--data-root", str(data_root)]
+    options = [*CONFIDENT, *way, "--max-len-b", "9"]
+    talks = ["--talks", str(talk_set), "--out", str(tmp_path / "out"), "--source-segment-size", "100"]
+    assert main(["simulate", *system, *talks, *options]) == 0
+    apart = [word for word in options if word != "--drafts"]
+    apart = apart[: apart.index("--jobs")] + ["--max-len-b", "9"] if "--jobs" in apart else apart
+    for name in NAMES:
+        recording = ["stream", str(talk_set / f"wav/{name}.wav"), *system, *apart, "--log", str(tmp_path / name)]
+        assert main([*recording, *(["--json"] if "--drafts" in way else [])]) == 0
+        (theirs,) = read_stream_log(tmp_path / name, "word")
+        (ours,) = read_stream_log(tmp_path / f"out/logs/{name}.jsonl", "word")
+        assert (ours.units, ours.delays) == (theirs.units, theirs.delays) and ours.delays[0] < 2000
+
+
+@pytest.mark.full
+def test_a_curve_of_talks(checkpoints, data_root, talk_set, tmp_path) -> None:  # noqa: F811
+    fixed = ["--checkpoints", str(checkpoints["causal"]), "--data-root", str(data_root), "--talks", str(talk_set)]
+    fixed += ["--out", str(tmp_path / "curve"), "--max-len-b", "9", "--policy-file", FILE]
+    assert main(["curve", *fixed, "--policies", "confident", "--threshold", "0.02 0.3"]) == 0
+    rows = json.loads((tmp_path / "curve" / "curve.json").read_text())["rows"]
+    assert [row["numbers"] for row in rows] == [{"threshold": 0.02}, {"threshold": 0.3}]
 
 
 def test_simulstream_takes_it_by_its_configuration() -> None:
