@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .. import register
 from ..runtime.simul import own
 from ..runtime.simul.policy import POLICIES
+from ..runtime.simul.policy import find as find_policy
 from ..support.declared import Option
 from ..support.errors import LeapformerError, suggestion
 from .fairseq_commands import ARCH_PREFIX
@@ -61,10 +62,10 @@ def _lines_of(name: str) -> Iterator[str]:
     families = by_family()
     if name in families:
         return family_page(families[name])
-    own.load_installed()
-    if name in POLICIES:
+    policies = [*POLICIES, *own.installed()]
+    if name in policies:
         return policy_page(name)
-    near = suggestion(name, [*MECHANISMS, *families, *KINDS, *POLICIES])
+    near = suggestion(name, [*MECHANISMS, *families, *KINDS, *policies])
     raise LeapformerError(
         f"list knows no {name!r}; {near}`leapformer list` shows all; --user-dir FOLDER adds mechanisms of your own, "
         "--policy-file FILE policies"
@@ -245,10 +246,11 @@ def criterions() -> dict[str, str]:
 
 def policies() -> dict[str, Any]:
     """Every policy of simultaneous translation, those of installed packages too, with its summary and options."""
-    own.load_installed()
-    return {
+    failed = {name: {"error": reason} for name, reason in own.load_installed().items()}
+    described = {
         name: {"summary": _summary(policy), "options": _described(policy.options)} for name, policy in POLICIES.items()
     }
+    return {**described, **failed}
 
 
 def _ours(registry: Mapping[str, type]) -> dict[str, str]:
@@ -277,14 +279,17 @@ def _registered_page(kind: str) -> Iterator[str]:
 
 def policy_page(name: str) -> Iterator[str]:
     """A policy's summary and options."""
-    yield from (name, *_wrapped(_summary(POLICIES[name]), 2), *_options(POLICIES[name].options))
+    policy = find_policy(name)
+    yield from (name, *_wrapped(_summary(policy), 2), *_options(policy.options))
 
 
 def _policies_page() -> Iterator[str]:
-    own.load_installed()
+    failed = own.load_installed()
     yield "Policies of simultaneous translation (values of --policy), each with its options:"
     for name in POLICIES:
         yield from ("", *policy_page(name))
+    for name, reason in failed.items():
+        yield from ("", name, *_wrapped(reason, 2))
     yield from ("", "docs/adding_a_policy.md tells how to write your own.")
 
 

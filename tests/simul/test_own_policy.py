@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from leapformer_fairseq.cli.list import policies
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.runtime.formats.streamlog import read_stream_log
 from leapformer_fairseq.runtime.simul import Option, Policy, own, policy, register
@@ -248,7 +248,7 @@ def test_a_live_server_writes_with_it_and_says_in_one_line_that_it_failed(make_s
         def write(self, draft: Any) -> None:
             draft.write_nex()
 
-    samples, confident = speech(2.0), make_system(policy=PolicyOptions("confident", threshold=0.1))
+    samples, confident = speech(1.2), make_system(policy=PolicyOptions("confident", threshold=0.1))
     systems = [confident, make_system(policy=PolicyOptions("failing"))]
     expected = serving.alone(lambda _: Session(confident, OPTIONS), samples)
     assert len({event.audio_s for event in expected if event.text}) > 1, "it writes while it listens"
@@ -346,13 +346,34 @@ def test_help_and_list_tell_of_it(capsys) -> None:
     assert "did you mean confident? " in capsys.readouterr().err
 
 
-def test_an_installed_package_brings_a_policy(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A package as `pip install` leaves it, with a policy `brought`, and two entry points that are wrong."""
     (tmp_path / "brought.py").write_text(Path(FILE).read_text().replace('"confident"', '"brought"'))
+    (tmp_path / "brought-1.0.dist-info").mkdir()
+    (tmp_path / "brought-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: brought\nVersion: 1.0\n")
+    (tmp_path / "brought-1.0.dist-info" / "entry_points.txt").write_text(
+        f"[{policy.ENTRY_POINTS}]\nbrought = brought\nabsent = brought\ngone = brought.nothing\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    point = EntryPoint("brought", "brought:Confident", policy.ENTRY_POINTS)
-    monkeypatch.setattr(policy, "entry_points", lambda group, name: [point] if name == point.name else [])
+    yield
+    sys.modules.pop("brought", None)
+
+
+def test_an_installed_package_brings_a_policy(installed, capsys) -> None:
     assert [option.flag for option in own.options(["stream", "--policy", "brought"])] == ["--threshold"]
     assert PolicyOptions("brought", threshold=0.5).make().chosen.threshold == 0.5
+    for name, reason in (("absent", "brought registers none of this name"), ("gone", "No module named")):
+        with pytest.raises(LeapformerError, match=f"policy '{name}' of an installed package: .*{reason}"):
+            PolicyOptions(name)
+
+
+def test_list_shows_policies_of_installed_packages_and_those_that_fail(installed, capsys) -> None:
+    assert main(["list", "brought"]) == main(["list", "policies"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("brought\n  Write while the probability") == 2 and "gone\n  policy 'gone' of an" in printed
+    assert main(["list", "gone"]) == 2
+    assert "error" in policies()["gone"] and policies()["brought"]["options"][0]["flag"] == "--threshold"
 
 
 def test_a_folder_is_a_package(tmp_path) -> None:

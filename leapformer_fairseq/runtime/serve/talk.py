@@ -277,9 +277,9 @@ class Talk:
             cancelled = False
         except Exception as error:
             cancelled = False
-            known = isinstance(error, LeapformerError)  # such as a mistake in the user's policy
-            reason = one_line(error) if known else "the translation failed; see the log"
-            logger.error("a talk failed: %s", reason, exc_info=not known)
+            told = one_line(error) if isinstance(error, LeapformerError) else ""  # such as that of a user's policy
+            reason = told or "the translation failed; see the log"
+            logger.error("a talk failed: %s", reason, exc_info=not told)
             self._tell({"error": reason})
         finally:
             self._ended = True

@@ -57,10 +57,20 @@ def load(file: str) -> None:
         raise
 
 
-def load_installed() -> None:
-    """Load the policies of all installed packages. Raises LeapformerError for those that fail."""
-    for point in entry_points(group=ENTRY_POINTS):
-        find(point.name)
+def installed() -> list[str]:
+    """The names of the policies that installed packages bring, which `find` loads."""
+    return [point.name for point in entry_points(group=ENTRY_POINTS)]
+
+
+def load_installed() -> dict[str, str]:
+    """Load the policies of all installed packages, and return the errors of those that fail, by their names."""
+    failed = dict[str, str]()
+    for name in installed():
+        try:
+            find(name)
+        except LeapformerError as error:
+            failed[name] = str(error)
+    return failed
 
 
 def decide(policy: Policy, draft: Draft) -> None:
