@@ -37,7 +37,8 @@ def find(name: str) -> type[Mechanism]:
     if name not in MECHANISMS:
         near = suggestion(name, MECHANISMS)
         raise LeapformerError(
-            f"unknown attention mechanism {name!r}; {near}`leapformer list` shows all; --user-dir FOLDER adds your own"
+            f"unknown attention mechanism {name!r}; {near}`leapformer list` shows all; --user-dir FOLDER adds those "
+            "that its __init__.py imports"
         )
     return MECHANISMS[name]
 

@@ -67,8 +67,8 @@ def _lines_of(name: str) -> Iterator[str]:
         return policy_page(name)
     near = suggestion(name, [*MECHANISMS, *families, *KINDS, *policies])
     raise LeapformerError(
-        f"list knows no {name!r}; {near}`leapformer list` shows all; --user-dir FOLDER adds mechanisms of your own, "
-        "--policy-file FILE policies"
+        f"list knows no {name!r}; {near}`leapformer list` shows all; --user-dir FOLDER adds the mechanisms that its "
+        "__init__.py imports, --policy-file FILE policies"
     )
 
 
