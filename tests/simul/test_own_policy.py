@@ -320,6 +320,16 @@ def test_a_curve_of_talks(checkpoints, data_root, talk_set, tmp_path) -> None:  
     assert [row["numbers"] for row in rows] == [{"threshold": 0.02}, {"threshold": 0.3}]
 
 
+def test_the_program_of_the_page_runs(speech, tmp_path, monkeypatch, capsys) -> None:
+    page = (Path(FILE).parents[2] / "docs" / "adding_a_policy.md").read_text(encoding="utf-8")
+    (tmp_path / "exported").symlink_to(exported_speech()[1].path)
+    (tmp_path / "confident.py").symlink_to(FILE)
+    soundfile.write(tmp_path / "talk.wav", speech(1.2), 16_000)
+    monkeypatch.chdir(tmp_path)
+    exec(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[-1], {"__name__": "program"})
+    assert capsys.readouterr().out.splitlines()[-1].startswith("1.2 ")
+
+
 def test_simulstream_takes_it_by_its_configuration() -> None:
     pytest.importorskip("simulstream")
     from leapformer_fairseq.runtime.simul.options import policy_options
