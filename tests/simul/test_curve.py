@@ -227,6 +227,7 @@ def one_line_error(capsys) -> str:
         (["--k", "1 x"], "--k 1 x: give whole numbers, e.g. --k '4 8'"),
         (["--agree", "1"], "--agree 1: give at least 2"),
         (["--hold=-1"], "--hold -1"),
+        (["--hold", "3"], "--hold 3 is for the policy hold-n, not for wait-k; leave it out"),
         (["--pre-decision-ratios", "0"], "--pre-decision-ratios 0: it must be at least 1"),
         (["--segment-sizes", ""], "the grid is empty"),
         (["--names", "a", "b"], "--names has 2 names for 1 --checkpoints; give one for each"),

@@ -225,6 +225,22 @@ def test_a_curve_over_the_option_of_a_policy(checkpoints, data_root, test_set, t
     assert f"--policy-file {FILE}" in (tmp_path / "curve" / "commands.sh").read_text()
 
 
+def test_a_curve_over_a_flag(checkpoints, data_root, test_set, tmp_path, capsys) -> None:  # noqa: F811
+    options = "Option('brave', False, ''), Option('eager', True, '')"
+    (tmp_path / "mine.py").write_text(f"{BEGIN}register('mine', {options})(Mine)\n")
+    fixed = ["--checkpoints", str(checkpoints["causal"]), "--data-root", str(data_root), *test_set, "--dry-run"]
+    fixed += ["--policies", "mine", "--policy-file", str(tmp_path / "mine.py"), "--out", str(tmp_path / "curve")]
+    for given, count in ([], 1), (["--brave", "true false"], 2), (["--brave", "true", "--eager", "true false"], 2):
+        assert main(["curve", *fixed, *given]) == 0
+        assert f"{count} runs to do" in capsys.readouterr().out
+
+
+def test_a_limit_takes_the_first_utterances(simulate, tmp_path) -> None:  # noqa: F811
+    assert simulate(tmp_path / "out", "--policy", "offline", "--max-len-b", "2", "--limit", "2") == 0
+    assert [entry["index"] for entry in log(tmp_path / "out")] == [0, 1]
+    assert simulate(tmp_path / "none", "--limit", "0") == 2
+
+
 def test_stream_with_an_exported_model_alone(speech, tmp_path, capsys) -> None:
     _, folder = exported_speech()
     soundfile.write(tmp_path / "talk.wav", speech(3.0), 16_000)
