@@ -166,6 +166,7 @@ def test_the_sizes_of_states_in_the_table_are_those_of_the_code(names, cells):
         assert numbers == heads * eval(formula, {"d": d, "e": e, "n": n, "l": n, "r": 4, "T": tokens}), name
 
 
+@pytest.mark.full
 def test_the_site_has_every_page_and_no_broken_link(tmp_path):
     # not --quiet, which hides warnings from --strict
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]

@@ -23,6 +23,7 @@ from leapformer_fairseq.data.download import unpack
 from leapformer_fairseq.models.averaging import load_checkpoint
 from leapformer_fairseq.models.teacher import load_teacher
 from leapformer_fairseq.support.errors import LeapformerError
+from tests.covering import kept
 from tests.reversed_text import TRAINING, reversed_text
 from tests.untrained import save_checkpoint
 
@@ -234,7 +235,7 @@ def test_a_user_dir_in_a_checkpoint_is_not_imported(data: Path, tmp_path: Path) 
     assert mark.exists()  # what the user names is
 
 
-@pytest.mark.parametrize("cutoff", [None, "4,8", [4, 8]])
+@pytest.mark.parametrize("cutoff", kept([None, "4,8", [4, 8]], None, [4, 8]))
 def test_ordinary_checkpoints_load(cutoff: Any, data: Path, tmp_path: Path) -> None:
     path = tmp_path / "stock.pt"
     more = [] if cutoff is None else ["--adaptive-softmax-cutoff", "4,8", "--criterion", "adaptive_loss"]

@@ -137,6 +137,7 @@ def test_a_fork_of_a_silent_stream_hears_for_itself() -> None:
         assert one.engine.tokens == utterance(speech, len(speech))[1]
 
 
+@pytest.mark.full
 def test_batches_leave_out_what_single_utterances_do(simulate, tmp_path, monkeypatch, capsys) -> None:  # noqa: F811
     from leapformer_fairseq.simul import simulate as module
 
