@@ -23,7 +23,7 @@ from leapformer_fairseq.data.download import unpack
 from leapformer_fairseq.models.averaging import load_checkpoint
 from leapformer_fairseq.models.teacher import load_teacher
 from leapformer_fairseq.support.errors import LeapformerError
-from tests.covering import kept
+from tests.covering import kept, shared_out
 from tests.reversed_text import TRAINING, reversed_text
 from tests.untrained import save_checkpoint
 
@@ -91,7 +91,7 @@ def unprotected(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delitem(vars(module), "eval")
 
 
-@pytest.mark.parametrize(("kind", "way"), [(kind, way) for kind, ways in WAYS.items() for way in ways])
+@pytest.mark.parametrize(("kind", "way"), shared_out([(kind, way) for kind, ways in WAYS.items() for way in ways], 0))
 def test_no_way_of_loading_runs_what_an_option_says(
     kind: str, way: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
