@@ -6,7 +6,7 @@ are thousands of cases. `--all` restores the whole product.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -103,3 +103,13 @@ def each_with_one(values: Sequence[Any], others: Sequence[Any]) -> list[tuple[An
     if whole_products:
         return [(value, *other) for value in values for other in rows]
     return [(value, *rows[i % len(rows)]) for i, value in enumerate(values)]
+
+
+def kept(values: Iterable[Any], *always: Any) -> list[Any]:
+    """`values` for parametrize, of which all but `always` belong to the full tier; a tuple is of several arguments."""
+    return [
+        value
+        if value in always
+        else pytest.param(*(value if isinstance(value, tuple) else [value]), marks=pytest.mark.full)
+        for value in values
+    ]

@@ -110,6 +110,9 @@ class ScriptedEngine:
 class Words:
     """A detokenizer: tokens that are divisible by three continue a word."""
 
+    def __len__(self) -> int:
+        return 10 + WORDS
+
     def piece(self, token: int) -> str:
         return f"{'' if token % 3 == 0 else chr(0x2581)}w{token}"
 

@@ -70,8 +70,19 @@ def test_the_commands_of_the_page_of_mechanisms_run_in_an_empty_folder(tmp_path)
 def test_the_examples_of_adding_a_policy_are_the_tested_ones():
     page = (ROOT / "docs/adding_a_policy.md").read_text(encoding="utf-8")
     policies = {path.read_text(encoding="utf-8") for path in (ROOT / "tests/policies").glob("*.py")}
-    examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    *examples, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)  # the last is a program; test_own_policy runs it
     assert len(examples) == 2 and policies.issuperset(examples)
+
+
+def test_the_names_of_the_page_of_policies_are_where_it_says():
+    page = (ROOT / "docs/adding_a_policy.md").read_text(encoding="utf-8")
+    rows = page.partition("| name | import from |\n| --- | --- |\n")[2].partition("\n\n")[0].splitlines()
+    found = {name: row.split("`")[-2] for row in rows for name in re.findall(r"`(\w+)`", row.rpartition("| `")[0])}
+    assert len(found) > 10 and all(pkgutil.resolve_name(f"{module}:{name}") for name, module in found.items())
+    *policies, program = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    for code in (*policies, program):
+        for module, names in re.findall(r"^from (leapformer_fairseq\S*) import (.*)", code, re.MULTILINE):
+            assert {found[name] for name in names.split(", ")} == {module}
 
 
 def test_the_library_example_of_the_readme_runs():
@@ -159,6 +170,7 @@ def test_the_sizes_of_states_in_the_table_are_those_of_the_code(names, cells):
         assert numbers == heads * eval(formula, {"d": d, "e": e, "n": n, "l": n, "r": 4, "T": tokens}), name
 
 
+@pytest.mark.full
 def test_the_site_has_every_page_and_no_broken_link(tmp_path):
     # not --quiet, which hides warnings from --strict
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]

@@ -18,6 +18,7 @@ from leapformer_fairseq.runtime.simul.policy import PolicyOptions
 from leapformer_fairseq.simul.loading import load_system
 from leapformer_fairseq.simul.simulate import read_utterances
 from leapformer_fairseq.support.files import paths_beside
+from tests.covering import kept
 from tests.data.tiny_corpus import tiny_corpus
 from tests.reversed_text import TRAINING, reversed_text
 from tests.untrained import save_checkpoint
@@ -42,7 +43,7 @@ def old_configuration(folder: Path) -> None:
         file.write_text(yaml.safe_dump(config))
 
 
-@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("old", kept([False, True], True))
 def test_a_speech_model_outlives_its_recogniser_and_the_place_of_its_data(old, tmp_path, capsys) -> None:
     data = tmp_path / "data"
     shutil.copytree(tiny_corpus(), data)

@@ -23,9 +23,8 @@ from . import covering
 
 TESTS = Path(__file__).parent
 TOYS = sorted(path for path in (TESTS / "toys").glob("*.py") if path.stem != "__init__")
-# parity with gradients, padding, masks, prompts and steps; fairseq's contract and checkpoints; beam search; streaming
-PARITY = [f"attention/test_{about}.py" for about in ("contract", "forms", "causality", "chunks", "recurrent", "fuzz")]
-SUITES = ["modules/test_attention.py", "models/test_nmt.py", *PARITY]
+# their promises; fairseq's contract; parity with gradients, padding, masks, prompts and steps
+SUITES = ["modules/test_attention.py", *(f"attention/test_{about}.py" for about in ("contract", "forms", "causality"))]
 if covering.whole_products:
     SUITES = [*check_mechanism.SUITES]
 
@@ -97,6 +96,7 @@ def test_a_scan_of_the_shared_operators_takes_few_operations(name, monkeypatch):
     assert counts[0][0] < 150 and counts[1][0] < 1.3 * counts[0][0] and counts[0][1] > 30 * counts[0][0], counts
 
 
+@pytest.mark.full
 def test_a_wrong_toy_is_found(tmp_path):
     """Inverted control: a decay that forgets to fade what was written before, in a copy of the tests."""
     shutil.copytree(TESTS, tmp_path / "tests", ignore=shutil.ignore_patterns("frozen", "__pycache__"))

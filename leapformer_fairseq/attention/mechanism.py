@@ -13,6 +13,7 @@ Shapes: B batch, H heads, T queries, S keys, D head dimension, E value dimension
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from types import NoneType, SimpleNamespace
@@ -161,6 +162,7 @@ class Mechanism(nn.Module):
         return {}
 
     # ----------------------------------------------------------------------------------------------------- recurrence
+    @abstractmethod
     def init_state(
         self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
     ) -> State:
@@ -169,15 +171,14 @@ class Mechanism(nn.Module):
         `key` contains the carry if the mechanism has one. `mask` is the mask of the queries that will read the state;
         None: they see all keys.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> State:
         """The state after keys (B, H, S, D) and values (B, H, S, E) were written to it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
         """The output (B, H, T, E) of queries (B, H, T, D) that see everything in the state."""
-        raise NotImplementedError
 
     def scan_(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None

@@ -21,12 +21,12 @@ M = TypeVar("M", bound=type[Mechanism])
 def register(name: str, *options: Option) -> Callable[[M], M]:
     """Class decorator that registers a mechanism under `name` with its `options`.
 
-    Mechanisms may share an option if they declare it identically. Raises LeapformerError if the name is taken or an
-    option is declared differently.
+    Mechanisms may share an option if they declare it identically. Raises LeapformerError if the name is taken, an
+    option is declared differently, or the class is no mechanism or leaves a method abstract.
     """
 
     def add(cls: M) -> M:
-        enroll("mechanism", MECHANISMS, OPTIONS, cls, name, options)
+        enroll("mechanism", Mechanism, MECHANISMS, OPTIONS, cls, name, options)
         return cls
 
     return add
@@ -37,7 +37,8 @@ def find(name: str) -> type[Mechanism]:
     if name not in MECHANISMS:
         near = suggestion(name, MECHANISMS)
         raise LeapformerError(
-            f"unknown attention mechanism {name!r}; {near}`leapformer list` shows all; --user-dir FOLDER adds your own"
+            f"unknown attention mechanism {name!r}; {near}`leapformer list` shows all; --user-dir FOLDER adds those "
+            "that its __init__.py imports"
         )
     return MECHANISMS[name]
 

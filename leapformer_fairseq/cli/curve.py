@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.simul import own
-from ..runtime.simul.options import rows
+from ..runtime.simul.options import check_unused, rows
 from ..runtime.simul.policy import POLICIES, find
 from ..runtime.simul.segments import HISTORIES, SEGMENTS, SegmentOptions
 from ..scoring.quality import bleu
@@ -34,12 +34,12 @@ _OF_RUNS = (
     "--source-segment-size", "--segment", "--out",
 )  # fmt: skip
 _SHARED = without(simulate.OPTIONS, _OF_RUNS)
-_FREE = ("--jobs", "--source", "--target")  # the first does not change results; `_settings` records the others
 
 
 def _listed(option: Option) -> Option:
     """An option of a policy as `rows` makes a list of it."""
-    values, about = _GRIDS.get(option.name, option.default), option.help.partition(" (default")[0]
+    default = str(option.default).lower() if option.type is bool else option.default  # as `_values` reads it
+    values, about = _GRIDS.get(option.name, default), option.help.partition(" (default")[0]
     return option._replace(default=values, help=about, kind=option.type, long="")
 
 
@@ -53,7 +53,6 @@ OPTIONS = f"""
 --segment-sizes LIST... = 40  audio sent at a time, in ms; delays are multiples of it
 --repeats N:int = 0     time the computation N times, one utterance at a time, for the scores in _CA (default: 0, none)
 --segment LIST... = pause  with --talks: what ends a segment: pause, tokens, seconds
---limit N:int           only the first N sentences
 {calls.study_options("runs")}
 {_SHARED}
 """
@@ -92,17 +91,13 @@ def _call(words: Sequence[str]) -> None:
 
 # ------------------------------------------------------------------------------------------------------------ planning
 def _utterances(args: Namespace, of_talks: bool) -> list[Utterance]:
-    """The first --limit utterances; none for talks.
-
-    Raises LeapformerError for lists that do not match, and for impossible numbers.
-    """
+    """The utterances, none for talks. Raises LeapformerError for unsuitable lists and impossible numbers."""
     from ..simul.simulate import read_utterances
 
     at_least(1, limit=args.limit, jobs=args.jobs)
     at_least(0, repeats=args.repeats)
-    for option, value in ("--limit", args.limit), ("--repeats", args.repeats):
-        if value and of_talks:
-            raise LeapformerError(f"{option} {value} is for utterances; talks are all translated, and timed at once")
+    if of_talks and args.repeats:
+        raise LeapformerError(f"--repeats {args.repeats} is for utterances; talks are timed at once")
     if of_talks:
         simulate.recordings_of(args)
         return []
@@ -124,6 +119,7 @@ def _runs(args: Namespace) -> list[Run]:
     for name, values in numbers.items():
         for value in values:
             _listed(options[name]).check(value)
+    _check_unused(args, policies)
     ratios = _values("--pre-decision-ratios", args.pre_decision_ratios, int) or [None]
     sizes = _values("--segment-sizes", args.segment_sizes, int)
     shared, segments = _shared_flags(args), _segments(args)
@@ -134,6 +130,14 @@ def _runs(args: Namespace) -> list[Run]:
     return runs
 
 
+def _check_unused(args: Namespace, policies: Sequence[str]) -> None:
+    """Raise LeapformerError for a list, other than the default, for an option that none of the policies has."""
+    declared = dict.fromkeys(option for policy in POLICIES.values() for option in policy.options)
+    lists = defaults(rows(map(_listed, declared), listed=True))
+    given = {name: values for name, default in lists.items() if (values := getattr(args, name, default)) != default}
+    check_unused(policies, {name: f"{flag(name)} {' '.join(values)}" for name, values in given.items()})
+
+
 def _plan(args: Namespace) -> Curve:
     """The study. Raises LeapformerError for options that would make every run fail."""
     from ..studies.curve import Curve
@@ -142,12 +146,7 @@ def _plan(args: Namespace) -> Curve:
     utterances = _utterances(args, simulate.is_for_talks(runs[0].args))
     checkpoints = _checked(args, runs)
     about = {**_settings(args), **{f"checkpoint {name}": described for name, described in checkpoints.items()}}
-    files: dict[str, str] = {}
-    if args.limit:
-        source, target = _lists(args).values()
-        files[source] = "".join(f"{utterance.audio}\n" for utterance in utterances)
-        files[target] = "".join(f"{utterance.reference}\n" for utterance in utterances)
-    return Curve(Path(args.out), runs, args.repeats, utterances, about, checkpoints, files)
+    return Curve(Path(args.out), runs, args.repeats, utterances, about, checkpoints)
 
 
 def _segments(args: Namespace) -> list[tuple[str, ...]]:
@@ -222,8 +221,6 @@ def _shared_flags(args: Namespace) -> list[str]:
     """The arguments of `leapformer simulate` that all runs share, without defaults."""
     values = {option: value for option, (value, default) in _shared(args).items() if value != default}
     values.pop(own.FLAG, None)  # a list
-    if args.limit and not args.talks:
-        values |= _lists(args)
     # --silence-db off is stored as None; a flag without a value as True.
     words = {option: "off" if value is None else str(value) for option, value in values.items()}
     files = [word for file in args.policy_file for word in (own.FLAG, file)]
@@ -231,12 +228,6 @@ def _shared_flags(args: Namespace) -> list[str]:
 
 
 def _settings(args: Namespace) -> dict[str, Any]:
-    """The options that must stay the same in a folder."""
-    shared = {option: value for option, (value, _) in _shared(args).items() if option not in _FREE}
-    shared[own.FLAG] = own.digest(args.policy_file)
-    return {"--source": args.source, "--target": args.target, "--limit": args.limit, **shared}
-
-
-def _lists(args: Namespace) -> dict[str, str]:
-    """{option: path} for the lists of the test set that --limit cuts, in the --out folder."""
-    return {flag(name): str(Path(args.out, f"test.{name}")) for name in ("source", "target")}
+    """The options that must stay the same in a folder: all but the number of processes, which changes no results."""
+    shared = {option: value for option, (value, _) in _shared(args).items() if option != "--jobs"}
+    return {**shared, own.FLAG: own.digest(args.policy_file)}

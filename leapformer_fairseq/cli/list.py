@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .. import register
 from ..runtime.simul import own
 from ..runtime.simul.policy import POLICIES
+from ..runtime.simul.policy import find as find_policy
 from ..support.declared import Option
 from ..support.errors import LeapformerError, suggestion
 from .fairseq_commands import ARCH_PREFIX
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ..attention import Mask
 
 OPTIONS = """
-what [NAME]             a mechanism, a family, or models, tasks, criterions, policies
+what [NAME]             a mechanism, a policy, a family, or models, tasks, criterions, policies
 --policy-file FILE*     a file with policies of your own, to be listed too
 --json                  print all of it as JSON
 """
@@ -61,9 +62,14 @@ def _lines_of(name: str) -> Iterator[str]:
     families = by_family()
     if name in families:
         return family_page(families[name])
-    names = [*MECHANISMS, *families, *KINDS]
-    near = suggestion(name, names)
-    raise LeapformerError(f"list knows no {name!r}; {near}`leapformer list` shows all; --user-dir FOLDER adds your own")
+    policies = [*POLICIES, *own.installed()]
+    if name in policies:
+        return policy_page(name)
+    near = suggestion(name, [*MECHANISMS, *families, *KINDS, *policies])
+    raise LeapformerError(
+        f"list knows no {name!r}; {near}`leapformer list` shows all; --user-dir FOLDER adds the mechanisms that its "
+        "__init__.py imports, --policy-file FILE policies"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- mechanisms
@@ -240,10 +246,11 @@ def criterions() -> dict[str, str]:
 
 def policies() -> dict[str, Any]:
     """Every policy of simultaneous translation, those of installed packages too, with its summary and options."""
-    own.load_installed()
-    return {
+    failed = {name: {"error": reason} for name, reason in own.load_installed().items()}
+    described = {
         name: {"summary": _summary(policy), "options": _described(policy.options)} for name, policy in POLICIES.items()
     }
+    return {**described, **failed}
 
 
 def _ours(registry: Mapping[str, type]) -> dict[str, str]:
@@ -270,11 +277,19 @@ def _registered_page(kind: str) -> Iterator[str]:
         yield from (f"  {name}", *_wrapped(summary, 6))
 
 
+def policy_page(name: str) -> Iterator[str]:
+    """A policy's summary and options."""
+    policy = find_policy(name)
+    yield from (name, *_wrapped(_summary(policy), 2), *_options(policy.options))
+
+
 def _policies_page() -> Iterator[str]:
-    own.load_installed()
+    failed = own.load_installed()
     yield "Policies of simultaneous translation (values of --policy), each with its options:"
-    for name, policy in POLICIES.items():
-        yield from ("", name, *_wrapped(_summary(policy), 2), *_options(policy.options))
+    for name in POLICIES:
+        yield from ("", *policy_page(name))
+    for name, reason in failed.items():
+        yield from ("", name, *_wrapped(reason, 2))
     yield from ("", "docs/adding_a_policy.md tells how to write your own.")
 
 

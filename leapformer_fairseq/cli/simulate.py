@@ -39,6 +39,7 @@ TALK_OPTIONS = f"""
 OPTIONS = f"""
 --source LIST           a file with the path of one recording per line
 --target LIST           a file with one reference translation per line
+--limit N:int           only the first N of them
 --out DIR!              log and scores; the same command resumes there
 {SYSTEM_OPTIONS}
 --source-segment-size MS:int = 40  audio sent at a time, in milliseconds; delays are multiples of it
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises LeapformerError for unsuitable options, models and files.
     """
-    at_least(1, jobs=args.jobs)
+    at_least(1, jobs=args.jobs, limit=args.limit)
     of_talks = is_for_talks(args)
     bleu([""], [""], args.tokenize)  # an unusable tokenizer must fail now, not after the translation
     try:
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 def _simulate_utterances(args: argparse.Namespace) -> None:
     from ..simul.simulate import build_simulation, logged, put_in_order, read_utterances
 
-    utterances = read_utterances(args.source, args.target)
+    utterances = read_utterances(args.source, args.target)[: args.limit]
     simulation = build_simulation(args)
     folder = _locked_folder(args, defaults(TALK_OPTIONS))
     done = logged(folder, args.eval_latency_unit)
@@ -119,7 +120,7 @@ def _simulate_talks(args: argparse.Namespace) -> None:
 
     recordings = recordings_of(args)
     simulation = build_talk_simulation(args)
-    _locked_folder(args, ("source", "target"))
+    _locked_folder(args, ("source", "target", "limit"))
     _translate_talks(args, simulation, recordings)
     _score_talks(args, recordings)
 
@@ -129,6 +130,8 @@ def is_for_talks(args: argparse.Namespace) -> bool:
     if args.talks:
         if args.source or args.target:
             raise LeapformerError("--talks has recordings and references; leave --source and --target out")
+        if args.limit:
+            raise LeapformerError(f"--limit {args.limit} is for utterances; talks are all translated, leave it out")
         return True
     if not (args.source and args.target):
         raise LeapformerError("give --source and --target, lists of utterances and references, or --talks, a folder")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..attention import Option
+from ..support.declared import enroll
 from ..support.errors import LeapformerError
 from ..support.lines import read_lines
 
@@ -85,9 +87,9 @@ class Predictor(nn.Module):
         """An error message if it cannot predict yet: what is missing, and the remedy; None if it can."""
         return None
 
+    @abstractmethod
     def forward(self, source: Source) -> Tensor:
         """Predict decoder steps, (B,), float32. Call it only if nothing is `missing`."""
-        raise NotImplementedError
 
     def observe(self, source: Source) -> None:
         """Learn from sentences with known `target` lengths."""
@@ -109,15 +111,11 @@ P = TypeVar("P", bound=type[Predictor])
 
 
 def register(name: str, *options: Option) -> Callable[[P], P]:
-    """Class decorator that registers a predictor and its options. Raises LeapformerError if the name is taken."""
+    """Class decorator that registers a predictor and its options. Raises LeapformerError as for a mechanism."""
 
     def add(cls: P) -> P:
-        if name in LENGTH_PREDICTORS:
-            raise LeapformerError(
-                f"length predictor {name!r} is already registered by {LENGTH_PREDICTORS[name].__module__}; rename it"
-            )
-        cls.options = options
-        LENGTH_PREDICTORS[name] = cls
+        known = {option.name: option for predictor in LENGTH_PREDICTORS.values() for option in predictor.options}
+        enroll("length predictor", Predictor, LENGTH_PREDICTORS, known, cls, name, options)
         return cls
 
     return add

@@ -166,7 +166,6 @@ class Curve(Study):
     utterances:  of the test set, for that.
     record:      what must stay the same in the folder: options and checkpoints by name.
     checkpoints: their descriptions.
-    lists:       files to write before any run, {path: text}.
     """
 
     commands: ClassVar[str] = ""  # the report writes all, in the order of the grid
@@ -177,7 +176,6 @@ class Curve(Study):
     utterances: Sequence[Utterance]
     record: Mapping[str, Any]
     checkpoints: Mapping[str, Any]
-    lists: Mapping[str, str]
 
     @property
     def of_talks(self) -> bool:
@@ -192,8 +190,6 @@ class Curve(Study):
     def reserve(self) -> None:
         """Raise LeapformerError if the folder holds a curve with other options or checkpoints of these names."""
         locked_folder(self.out, "options.json", self.record, "curve", grows=True)
-        for path, text in self.lists.items():
-            write_text(path, text)
 
     def cells(self, state: State) -> list[Cell]:
         """A simulation for each run that is supported, and its measurements."""

@@ -246,7 +246,10 @@ def refusing(what: str, command: str = "train") -> Callable[[str], NoReturn]:
 
     def refuse(message: str) -> NoReturn:
         reason = message.partition(" (choose from")[0]  # there are hundreds of architectures to choose from
-        raise LeapformerError(f"{what}: {reason}; see `leapformer {command} --help`")
+        remedy = f"see `leapformer {command} --help`"
+        if message.startswith("unrecognized arguments"):
+            remedy += "; --user-dir FOLDER adds options of the mechanisms that its __init__.py imports"
+        raise LeapformerError(f"{what}: {reason}; {remedy}")
 
     return refuse
 

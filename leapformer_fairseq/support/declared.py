@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from .errors import LeapformerError
+from .errors import LeapformerError, suggestion
 
 
 class Option(NamedTuple):
@@ -57,23 +59,67 @@ class Option(NamedTuple):
 
 
 def enroll(
-    noun: str, things: dict[str, Any], options: dict[str, Option], thing: Any, name: str, declared: tuple[Option, ...]
+    noun: str,
+    base: type,
+    things: dict[str, Any],
+    options: dict[str, Option],
+    thing: Any,
+    name: str,
+    declared: tuple[Option, ...],
 ) -> None:
     """Add a class to the registry `things`, and its options to those of all things; it gets `name` and `options`.
 
-    Things may share an option if they declare it identically. Raises LeapformerError if the name is taken or an option
-    is declared differently; `noun` says what the things are.
+    Things may share an option if they declare it identically. Raises LeapformerError if the name is taken, if an option
+    is declared differently, or if the class is not derived from `base` or leaves a method of it abstract; `noun` says
+    what the things are.
     """
     if name in things:
-        raise LeapformerError(f"{noun} {name!r} is already registered by {things[name].__module__}; rename it")
+        raise LeapformerError(f"{noun} {name!r} is already registered by {place(things[name])}; rename it")
+    if not (isinstance(thing, type) and issubclass(thing, base)):
+        raise LeapformerError(
+            f"{noun} {name!r}: {getattr(thing, '__name__', thing)} is no {base.__name__}; write `class "
+            f"{name.title().replace('-', '')}({base.__name__})`"
+        )
+    if lacking := dict(_abstract(thing)):
+        first, *more = lacking
+        raise LeapformerError(
+            f"{noun} {name!r}: class {thing.__name__} has no method {' and no '.join(lacking)}; "
+            f"{suggestion(first, vars(thing))}define {'them' if more else 'it'} as in {lacking[first]}"
+        )
     for option in declared:
-        if options.setdefault(option.name, option) != option:
+        before = options.get(option.name, option)
+        if before != option:
+            others = (place(other) for other in things.values() if before in other.options)
             raise LeapformerError(
-                f"option {option.name!r} of {noun} {name!r} differs from its first declaration "
-                f"{options[option.name]}; declare it identically or rename it"
+                f"option {option.name!r} of {noun} {name!r} has {_difference(option, before)} in its first declaration"
+                f"{next((f' ({other})' for other in others), '')}; declare it identically or rename it"
             )
-    thing.name, thing.options = name, declared
+    options.update({option.name: option for option in declared})
     things[name] = thing
+    things[name].name, things[name].options = name, declared
+
+
+def place(thing: Any) -> str:
+    """The file and line of a class, as far as they are known, or else its module."""
+    found: str = thing.__module__
+    with suppress(OSError, TypeError):  # it was not made by a class statement, or not in a file
+        found = inspect.getfile(thing)
+        found += f", line {inspect.getsourcelines(thing)[1]}"
+    return found
+
+
+def _abstract(thing: type) -> Iterator[tuple[str, str]]:
+    """The methods that a class leaves abstract, each with the class that declares it."""
+    for kind in thing.__mro__:
+        for name, value in vars(kind).items():
+            if getattr(value, "__isabstractmethod__", False) and getattr(thing, name) is value:
+                yield name, kind.__name__
+
+
+def _difference(option: Option, first: Option) -> str:
+    """How an option differs from its first declaration: `default 3, but 2`."""
+    fields = ((field, getattr(option, field), getattr(first, field)) for field in Option._fields)
+    return " and ".join(f"{field} {value!r}, but {before!r}" for field, value, before in fields if value != before)
 
 
 def checked(noun: str, name: str, declared: Iterable[Option], given: Mapping[str, Any]) -> dict[str, Any]:

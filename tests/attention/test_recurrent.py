@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from leapformer_fairseq.attention import CAUSAL, ChunkMask, PrefixMask, TokenInfo
 from leapformer_fairseq.attention.ops import dispatch, recurrent, reference
 from leapformer_fairseq.attention.ops.recurrent import Written
+from tests.covering import shared_out
 
 from .cases import (
     DIM,
@@ -210,7 +211,7 @@ def test_encoders_read_in_both_directions(name, options, formula, count):
     assert max(found.values()) < 1e-10, found
 
 
-@pytest.mark.parametrize(("name", "options", "formula"), EXAMPLES)
+@pytest.mark.parametrize(("name", "options", "formula"), shared_out(EXAMPLES, 0))
 def test_a_wrong_formula_is_noticed(name, options, formula):
     for block, case in ((None, CASES[1]), ("encoder-self", Case(9, 9, None))):
         mechanism = made(name, options, block)

@@ -13,6 +13,7 @@ from leapformer_fairseq.attention import (
     OPTIONS,
     Capabilities,
     Context,
+    LinearMechanism,
     Mechanism,
     Option,
     PrefixMask,
@@ -34,6 +35,8 @@ from .cases import (
     written,
 )
 from .cases import OPTIONS as CASES
+
+Relu = find("relu")
 
 
 @pytest.fixture
@@ -78,7 +81,7 @@ def test_every_mechanism_describes_itself(name):
 
 def test_a_new_mechanism_is_found_by_name(own_register):
     @register("mean", Option("mean_width", 3, "mean: a number"))
-    class Mean(Mechanism):
+    class Mean(Relu):
         """The average."""
 
     assert find("mean") is Mean
@@ -86,20 +89,36 @@ def test_a_new_mechanism_is_found_by_name(own_register):
 
 
 def test_a_taken_name_is_refused(own_register):
-    with pytest.raises(LeapformerError, match=r"'relu' is already registered by .*attention\.linear\.relu; rename"):
-        register("relu")(type("Other", (Mechanism,), {}))
+    with pytest.raises(LeapformerError, match=r"'relu' is already registered by .*/linear/relu.py, line \d+; rename"):
+        register("relu")(type("Other", (Relu,), {}))
     assert find("relu") is MECHANISMS["relu"]
 
 
 def test_an_option_declared_differently_is_refused(own_register):
     with pytest.raises(LeapformerError, match=r"'leap_factor' of mechanism 'other' .*declare it identically or rename"):
-        register("other", Option("leap_factor", 8, "another meaning"))(type("Other", (Mechanism,), {}))
+        register("other", Option("leap_factor", 8, "another meaning"))(type("Other", (Relu,), {}))
+    assert "other" not in own_register.MECHANISMS
+
+
+@pytest.mark.parametrize(
+    ("base", "names", "message"),
+    [
+        (Mechanism, ["write", "read", "init_stat"], "has no method init_state; did you mean init_stat"),
+        (Mechanism, ["write", "scan"], "no method init_state and no read; define them as in Mechanism"),
+        (Mechanism, [], "no method init_state and no write and no read; define them as in Mechanism"),
+        (LinearMechanism, ["map_queries"], "class Other has no method map_keys; define it as in LinearMechanism"),
+        (object, [], "mechanism 'other': Other is no Mechanism; write `class Other"),
+    ],
+)
+def test_a_class_that_lacks_something_is_refused_when_it_is_registered(own_register, base, names, message):
+    with pytest.raises(LeapformerError, match=message):
+        register("other")(type("Other", (base,), dict.fromkeys(names, lambda self: None)))
     assert "other" not in own_register.MECHANISMS
 
 
 def test_an_option_may_be_shared(own_register):
     shared = OPTIONS["normalizer_floor"]
-    register("other", shared)(type("Other", (Mechanism,), {}))
+    register("other", shared)(type("Other", (Relu,), {}))
     assert own_register.OPTIONS["normalizer_floor"] == shared
 
 

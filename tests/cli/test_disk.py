@@ -12,6 +12,7 @@ from fairseq import checkpoint_utils
 from leapformer_fairseq.cli.main import main
 from tests.cli.test_refusals import places  # noqa: F401
 from tests.cli.test_wrong_files import everything  # noqa: F401
+from tests.covering import shared_out
 from tests.scoring.pictures.test_maps import data  # noqa: F401
 from tests.untrained import save_checkpoint
 
@@ -64,7 +65,7 @@ def ended(words: str, given, out: Path, monkeypatch, capsys) -> str:
     return last
 
 
-@pytest.mark.parametrize("words", SLOW_LAST)
+@pytest.mark.parametrize("words", shared_out(SLOW_LAST, 0))
 def test_a_full_disk(words, given, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(checkpoint_utils.time, "sleep", lambda seconds: None)  # fairseq tries three times
     monkeypatch.chdir(tmp_path)
@@ -78,7 +79,7 @@ def test_a_full_disk(words, given, tmp_path, monkeypatch, capsys):
     assert any(reason in last for reason in ("limit of file sizes", "File too large", "disk")), last
 
 
-@pytest.mark.parametrize("words", WRITE)
+@pytest.mark.parametrize("words", shared_out([*WRITE], 1))
 def test_a_folder_that_nothing_can_be_written_to(words, given, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert "/sys/nothing" in ended(words, given, Path("/sys/nothing"), monkeypatch, capsys)

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from leapformer_fairseq.attention import find
 from leapformer_fairseq.cli import fairseq_commands
 from leapformer_fairseq.cli.main import COMMANDS, main
 from leapformer_fairseq.support import user_dir
+from leapformer_fairseq.support.declared import place as place_of
 from leapformer_fairseq.support.errors import LeapformerError
 from tests.commands import leapformer, run
 from tests.made import made
@@ -21,7 +23,10 @@ TOY = Path(__file__).parent.parent / "toys" / "gate.py"
 NAME = "toy-gate"
 LM = "--task language_modeling --arch leapformer_lm_tiny --tokens-per-sample 64 --max-tokens 512 --optimizer adam"
 PROBE = f"--probes recall --updates 1 --rates 1e-3 --seeds 1 --attention {NAME}"
-UNKNOWN = f"unknown attention mechanism '{NAME}'; `leapformer list` shows all; --user-dir FOLDER adds your own"
+UNKNOWN = (
+    f"unknown attention mechanism '{NAME}'; `leapformer list` shows all; --user-dir FOLDER adds those that its "
+    "__init__.py imports"
+)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +119,19 @@ BROKEN = {
     "leaves": ("raise SystemExit(3)\n", "line 1: SystemExit: 3"),
     "takes_a_name": (
         "from leapformer_fairseq.attention import Mechanism, register\nregister('leap')(Mechanism)\n",
-        "mechanism 'leap' is already registered by leapformer_fairseq.attention.linear.leap; rename it",
+        "mechanism 'leap' is already registered by {ours}, line {line}; rename it",
+    ),
+    "lacks_a_method": (
+        "from leapformer_fairseq.attention import Mechanism, register\n\n"
+        "@register('toy-less')\nclass Less(Mechanism):\n    init_stat = read = write = None\n",
+        "line 3: mechanism 'toy-less': class Less has no method init_state; did you mean init_stat? define it as in "
+        "Mechanism",
+    ),
+    "shares_an_option": (
+        "from leapformer_fairseq.attention import OPTIONS, find, register\n\n"
+        "register('toy-other', OPTIONS['leap_factor']._replace(default=7))(find('leap'))\n",
+        "line 3: option 'leap_factor' of mechanism 'toy-other' has default 7, but 4 in its first declaration "
+        "({ours}, line {line}); declare it identically or rename it",
     ),
 }
 
@@ -128,6 +145,8 @@ def own_path(monkeypatch):
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_folder_that_cannot_be_imported_is_explained_in_one_line(name, tmp_path, capsys, own_path):
     code, reason = BROKEN[name]
+    ours, line = place_of(find("leap")).split(", line ")
+    reason = reason.format(ours=ours, line=line)
     folder = tmp_path / f"broken_{name}"
     folder.mkdir()
     (folder / "__init__.py").write_text(code)

@@ -182,6 +182,7 @@ def test_train_text_survives_the_subwords(tiny: Corpus):
 # ---- repeating, reusing, refusing ----------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_two_builds_give_the_same_bytes_with_any_number_of_processes_and_an_interrupted_one_starts_over(
     tiny: Corpus, tmp_path, monkeypatch
 ):
@@ -217,6 +218,7 @@ def test_a_moved_corpus_gets_its_paths_mended(tmp_path):
     assert all(str(moved) in (moved / name).read_text() for name in mended)
 
 
+@pytest.mark.full
 def test_another_corpus_is_refused_and_replaced_only_on_demand(tmp_path):
     out = shutil.copytree(tiny_corpus(), tmp_path / "corpus")
     before = contents(out)

@@ -337,6 +337,7 @@ def language() -> tuple[Any, Any, Folder]:
     return model, task, Folder.read(text.exported)
 
 
+@pytest.mark.full
 def test_language_models_go_on_as_in_fairseq(language, capsys, monkeypatch):
     model, task, folder = language
     found = compared(*language, 8)
@@ -350,6 +351,7 @@ def test_language_models_go_on_as_in_fairseq(language, capsys, monkeypatch):
     assert lines[0].startswith("the dog sees") and lines[1].startswith("red") and len(lines) == 4
 
 
+@pytest.mark.full
 def test_a_prompt_that_is_longer_than_a_text_may_become(language):
     folder = language[2]
     (found,) = go_on(Graphs(folder), [7] * 80, Search(beam=1, max_len_b=63))

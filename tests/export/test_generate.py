@@ -123,6 +123,7 @@ def language_models() -> Text:
     return language_model()
 
 
+@pytest.mark.full
 def test_an_exported_folder_of_another_kind(models, language_models, tmp_path, capsys):
     data, _, exported = models
     assert main(["generate", str(data), "--path", str(language_models[2]), "--task", "translation", "--cpu"]) == 2
@@ -150,6 +151,7 @@ def both(models, capsys, monkeypatch, pattern, *command, said=""):
     return found
 
 
+@pytest.mark.full
 def test_prompts_of_unequal_lengths(language_models, capsys, monkeypatch):
     command = "interactive --task language_modeling --cpu --buffer-size 3 --batch-size 3 --max-len-b 12 --beam 3"
     said = "the small house\nthe\na dog sees the old tree\n"
@@ -159,6 +161,7 @@ def test_prompts_of_unequal_lengths(language_models, capsys, monkeypatch):
     ]
 
 
+@pytest.mark.full
 def test_sentences_that_are_continued(language_models, capsys, monkeypatch):
     options = "--task language_modeling --cpu --num-workers 0 --sample-break-mode eos --prefix-size 2"
     command = f"generate {options} --beam 2 --max-len-b 12".split()
@@ -166,6 +169,7 @@ def test_sentences_that_are_continued(language_models, capsys, monkeypatch):
     assert len(expected) == 12 and found == expected, "also those of a last batch that is not full"
 
 
+@pytest.mark.full
 def test_perplexity_of_sentences_and_of_a_stream(language_models, tmp_path, capsys, caplog, monkeypatch):
     """Also without the state carried on, and with segments that are longer than what is read at once."""
     caplog.set_level("INFO")

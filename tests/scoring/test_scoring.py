@@ -18,6 +18,7 @@ from leapformer_fairseq.scoring.quality import bleu, chrf, quality, rare_recall
 from leapformer_fairseq.scoring.report import score_run
 from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.options import call, parse
+from tests.covering import covering
 
 # Four words, 1200 ms of source, three words in the reference.
 DELAYS, ELAPSED, SOURCE, REFERENCE = (300.0, 600.0, 1200.0, 1200.0), (350.0, 700.0, 1400.0, 1400.0), 1200.0, 3
@@ -101,9 +102,7 @@ def random_entry(seed: int, unit: str) -> dict[str, Any]:
     return entry(seed, delays=delays, elapsed=elapsed, source_length=source, **texts)
 
 
-@pytest.mark.parametrize("unit", ["word", "char"])
-@pytest.mark.parametrize("name", ["AL", "LAAL", "AP", "DAL", "ATD"])
-@pytest.mark.parametrize("aware", [False, True])
+@covering(unit=["word", "char"], name=["AL", "LAAL", "AP", "DAL", "ATD"], aware=[False, True])
 def test_equals_simuleval(tmp_path: Path, unit: str, name: str, aware: bool) -> None:
     scorers = pytest.importorskip("simuleval.evaluator.scorers.latency_scorer")
     from simuleval.evaluator.instance import LogInstance

@@ -15,6 +15,7 @@ from leapformer_fairseq.scoring.figure import Figure
 from leapformer_fairseq.simul import simulate as simulation_module
 from leapformer_fairseq.studies import curve as curve_module
 from leapformer_fairseq.studies.curve import Grid, Setting
+from tests.covering import kept
 from tests.scoring.pictures.images import texts
 from tests.simul.test_loading import data_root  # noqa: F401  (a fixture)
 from tests.simul.test_simulate import checkpoints, log, test_set  # noqa: F401  (fixtures)
@@ -49,6 +50,7 @@ def repeats_of(row: dict, out: Path) -> list[Path]:
     return sorted((out / "runs" / row["run"]).glob("repeat*"))
 
 
+@pytest.mark.full
 def test_rows_are_those_of_single_simulations(curve, tmp_path) -> None:
     out = tmp_path / "out"
     policies = ["--policies", "wait-k hold-n", "--k", "3", "1", "--hold", "2", "--pre-decision-ratios", "4"]
@@ -170,7 +172,9 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.usefixtures("without_pictures")
-@pytest.mark.parametrize(("module", "after", "left"), [(simulation_module, 4, 1), (curve_module, 2, 1)])
+@pytest.mark.parametrize(
+    ("module", "after", "left"), kept([(simulation_module, 4, 1), (curve_module, 2, 1)], (curve_module, 2, 1))
+)
 def test_the_same_command_goes_on(curve, tmp_path, monkeypatch, capsys, module, after, left) -> None:
     """After an interrupt while translating the second run, or while timing the first."""
     out, options = tmp_path / "out", ["--policies", "hold-n", "--hold", "1 2", "--repeats", "1"]
@@ -227,6 +231,7 @@ def one_line_error(capsys) -> str:
         (["--k", "1 x"], "--k 1 x: give whole numbers, e.g. --k '4 8'"),
         (["--agree", "1"], "--agree 1: give at least 2"),
         (["--hold=-1"], "--hold -1"),
+        (["--hold", "3"], "--hold 3 is for the policy hold-n, not for wait-k; leave it out"),
         (["--pre-decision-ratios", "0"], "--pre-decision-ratios 0: it must be at least 1"),
         (["--segment-sizes", ""], "the grid is empty"),
         (["--names", "a", "b"], "--names has 2 names for 1 --checkpoints; give one for each"),

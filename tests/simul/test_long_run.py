@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("simuleval")
 
 from leapformer_fairseq.simul import LeapformerAgent  # noqa: E402
+from tests.covering import kept  # noqa: E402
 from tests.simul.test_agent import drive  # noqa: E402
 from tests.simul.test_loading import PLAN, data_root  # noqa: E402, F401  (a fixture)
 from tests.simul.test_session import held_bytes  # noqa: E402
@@ -22,7 +23,7 @@ SIZES = {"encoder-layers": 1, "decoder-layers": 1, "encoder-embed-dim": 16, "enc
 TINY = [word for size, value in SIZES.items() for word in (f"--{size}", str(value))]
 
 
-@pytest.fixture(params=ENCODERS)
+@pytest.fixture(params=kept(ENCODERS, "chunks"))
 def agent(request, tmp_path: Path, data_root: Path) -> LeapformerAgent:  # noqa: F811
     flags = ["--waitk-lagging", "2", "--fixed-pre-decision-ratio", "5", *TINY, *ENCODERS[request.param]]
     checkpoint = save_checkpoint(tmp_path / "checkpoint.pt", data_root, "leapformer_simulst_tiny", *PLAN, *flags)

@@ -27,6 +27,7 @@ from leapformer_fairseq.runtime.simul.text import Detokenizer
 from leapformer_fairseq.runtime.simul.times import ComputeTimes
 from leapformer_fairseq.simul.engine import RecomputeEngine
 from leapformer_fairseq.simul.system import TranslationSystem
+from tests.covering import kept
 from tests.models.tiny import make_model
 from tests.scripted import policy_of
 from tests.simul.sources import SOURCES
@@ -230,7 +231,7 @@ def test_many_sessions_in_threads_write_what_they_write_alone(
         assert in_threads(plays, doomed) == expected
 
 
-@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize("encoder", kept(ENCODERS, "causal"))
 def test_sessions_by_turns_write_what_they_write_alone(
     system_of: Callable[[str], TranslationSystem], speech: Speech, encoder: str
 ) -> None:

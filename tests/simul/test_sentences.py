@@ -211,6 +211,7 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentence_training, "SECONDS", 5.0)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("few_rows")
 def test_where_nothing_tells_of_ends_they_are_not_found() -> None:
     """The same training as of the command below."""

@@ -23,6 +23,7 @@ from leapformer_fairseq.runtime.simul.stream import DecodingOptions, Translation
 from leapformer_fairseq.simul.states import States
 from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.options import parse
+from tests.covering import each_with_one
 from tests.scripted import ScriptedSystem, sound
 from tests.simul.test_loading import data_root  # noqa: F401  (a fixture)
 from tests.simul.test_session import arriving  # noqa: F401  (a fixture)
@@ -49,8 +50,10 @@ def passed_on(beginning: Beginning, samples: np.ndarray, size: int = 640) -> np.
     return np.concatenate([*found, beginning.finish()])
 
 
-@silences
-@pytest.mark.parametrize(("silent_s", "kept_s", "lead_s"), [(3.0, 0.1, 0.0), (3.017, 0.1, 0.04), (3.0, 1.0, 0.2)])
+@pytest.mark.parametrize(
+    ("silence", "silent_s", "kept_s", "lead_s"),
+    each_with_one([*SILENCES.values()], [(3.0, 0.1, 0.0), (3.017, 0.1, 0.04), (3.0, 1.0, 0.2)]),
+)
 def test_long_silence_is_left_out_however_the_audio_is_cut(
     silence: Callable[[float], np.ndarray], silent_s: float, kept_s: float, lead_s: float
 ) -> None:
@@ -137,6 +140,7 @@ def test_a_fork_of_a_silent_stream_hears_for_itself() -> None:
         assert one.engine.tokens == utterance(speech, len(speech))[1]
 
 
+@pytest.mark.full
 def test_batches_leave_out_what_single_utterances_do(simulate, tmp_path, monkeypatch, capsys) -> None:  # noqa: F811
     from leapformer_fairseq.simul import simulate as module
 
@@ -177,11 +181,17 @@ def said(session: Session, samples: np.ndarray, size: int = 1_600) -> list[tuple
     return [(event.text, event.ends) for event in [*events, *session.finish()]]
 
 
-@silences
 @pytest.mark.parametrize(
-    "segments",
-    [{}, {"kind": "tokens", "tokens": 6}, {"kind": "seconds", "history": "window", "history_words": 3}, {"lead_ms": 0}],
-    ids=str,
+    ("silence", "segments"),
+    each_with_one(
+        [*SILENCES.values()],
+        [
+            {},
+            {"kind": "tokens", "tokens": 6},
+            {"kind": "seconds", "history": "window", "history_words": 3},
+            {"lead_ms": 0},
+        ],
+    ),
 )
 def test_a_session_is_the_same_with_silence_before_it(silence: Callable[[float], np.ndarray], segments: Any) -> None:
     speech = sound(7.0)

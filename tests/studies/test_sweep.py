@@ -131,6 +131,7 @@ def test_parallel_text_without_speech(tmp_path):
         text.build(tmp_path / "a", sizes, seed=2)
 
 
+@pytest.mark.usefixtures("forked_trainings")
 def test_a_study_from_data_to_table(tmp_path, capsys):
     """The one that --example prints, smaller."""
     body = command.EXAMPLE.replace("--train 4000", "--train 60 --dev 4 --test 4").replace("500", "60")

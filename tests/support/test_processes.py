@@ -39,7 +39,11 @@ def mapped(function):
     ("work", "said"),
     [
         (lambda: mapped(dies), "a process of --workers 2 was killed, perhaps out of memory; finished work is kept"),
-        (lambda: list(pathfinder._in_processes(dies, range(8), range(8), 2)), "--workers 2 was killed.* are kept"),
+        pytest.param(
+            lambda: list(pathfinder._in_processes(dies, range(8), range(8), 2)),
+            "--workers 2 was killed.* are kept",
+            marks=pytest.mark.full,
+        ),
         (lambda: in_fresh_process(dies, 3), "a process of dies was killed"),
     ],
     ids=["prepare", "pathfinder", "bench"],
@@ -51,6 +55,7 @@ def test_a_killed_process_ends_the_command(work, said):
     assert "\n" not in str(error.value) and time.monotonic() - began < 60
 
 
+@pytest.mark.full
 def test_an_error_of_a_process_is_told_as_it_is():
     with pytest.raises(LeapformerError, match=r"^0 is refused$"):
         mapped(refuses)

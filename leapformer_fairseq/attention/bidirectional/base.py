@@ -50,6 +50,12 @@ class Bidirectional(Mechanism):
     ) -> State:
         raise LeapformerError(f"{self.name} attention cannot decode token by token: {WHOLE}")
 
+    def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> State:
+        raise TypeError(f"{self.name} attention has no state")
+
+    def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
+        raise TypeError(f"{self.name} attention has no state")
+
     def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
         queries, (q, lengths) = q.shape[2], self._self_attention(q, k, key)
         if key.keep is None:

@@ -277,8 +277,9 @@ class Talk:
             cancelled = False
         except Exception as error:
             cancelled = False
-            logger.exception("a talk failed")
-            reason = one_line(error) if isinstance(error, LeapformerError) else "the translation failed; see the log"
+            told = one_line(error) if isinstance(error, LeapformerError) else ""  # such as that of a user's policy
+            reason = told or "the translation failed; see the log"
+            logger.error("a talk failed: %s", reason, exc_info=not told)
             self._tell({"error": reason})
         finally:
             self._ended = True

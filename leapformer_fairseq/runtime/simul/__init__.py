@@ -4,7 +4,7 @@ What a policy of one's own needs is here: `Policy`, `Option`, `register`, and th
 """
 
 from ...support.declared import Option
-from . import policies
-from .policy import Draft, Policy, Token, register
+from . import own, policies
+from .policy import Draft, Policy, PolicyOptions, Token, register
 
-__all__ = ["Draft", "Option", "Policy", "Token", "policies", "register"]
+__all__ = ["Draft", "Option", "Policy", "PolicyOptions", "Token", "own", "policies", "register"]

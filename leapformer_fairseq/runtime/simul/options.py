@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ...support.declared import Option
 from ...support.errors import LeapformerError
@@ -126,11 +126,34 @@ def segment_options(args: Namespace) -> SegmentOptions:
 
 
 def policy_options(args: Namespace) -> PolicyOptions:
-    """The policy. Raises LeapformerError for an unknown one, an impossible value, and a --policy-file that fails."""
+    """The policy.
+
+    Raises LeapformerError for an unknown one, an impossible value, an option of another policy, and a --policy-file
+    that fails.
+    """
     for file in args.policy_file:
         own.load(file)
-    given = {option: getattr(args, stored(option), None) for option in (*find(args.policy).options, ALIGN_LAYER)}
-    return PolicyOptions(args.policy, **{option.name: value for option, value in given.items() if value is not None})
+    declared = [*find(args.policy).options, ALIGN_LAYER]
+    others = (option for policy in POLICIES.values() for option in policy.options)
+    values = {option: getattr(args, stored(option), None) for option in (*declared, *others)}
+    given = {option: value for option, value in values.items() if value not in (None, option.default)}
+    check_unused([args.policy], {option.name: f"{option.flag} {value}" for option, value in given.items()})
+    return PolicyOptions(args.policy, **{option.name: value for option, value in given.items()})
+
+
+def check_unused(policies: Sequence[str], given: Mapping[str, str]) -> None:
+    """Raise LeapformerError for options that none of these policies has.
+
+    `given`: options with other values than their defaults, each by its name in Python and as the command has it.
+    """
+    used = {ALIGN_LAYER.name, *(option.name for name in policies for option in find(name).options)}
+    for option, words in given.items():
+        if option not in used:
+            owners = [name for name, policy in POLICIES.items() if option in {one.name for one in policy.options}]
+            raise LeapformerError(
+                f"{words} is for the policy {' or '.join(owners)}, not for {', '.join(policies)}; leave it out, or "
+                "choose that policy"
+            )
 
 
 def stored(option: Option) -> str:

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import inspect
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import numpy as np
 
 from ...support.declared import Option
 from ...support.errors import LeapformerError
-from .policy import ENTRY_POINTS, POLICIES, Draft, Policy, find, of_user
+from .policy import ENTRY_POINTS, OPTIONS, POLICIES, Draft, Policy, find, is_ours, of_policy, of_user
 
 FLAG = "--policy-file"
 
@@ -26,7 +27,7 @@ FLAG = "--policy-file"
 def load(file: str) -> None:
     """Run a file that registers policies, or a package, a folder with an `__init__.py`; once in a process.
 
-    Raises LeapformerError if there is none, or if it fails.
+    Raises LeapformerError if there is none, if it fails, or if it registers nothing.
     """
     path = Path(file)
     place = path / "__init__.py" if path.is_dir() else path
@@ -40,25 +41,53 @@ def load(file: str) -> None:
         raise LeapformerError(f"{FLAG} {file}: this is no Python file; give one that ends in .py")
     module = sys.modules[name] = module_from_spec(spec)  # classes of the file find their module there
     run: Callable[[ModuleType], object] = spec.loader.exec_module
+    before: list[tuple[dict[str, Any], dict[str, Any]]] = [(known, dict(known)) for known in (POLICIES, OPTIONS)]
     try:
-        of_user(lambda: run(module), FLAG, str(path))
+        of_user(lambda: run(module), FLAG, name, str(place))
+        if before[0][1] == POLICIES:
+            raise LeapformerError(
+                f"{FLAG} {file} registers no policy; write @register(NAME) above its class, or import the file of it"
+            )
     except LeapformerError:
-        del sys.modules[name]
+        for part in [part for part in sys.modules if f"{part}.".startswith(f"{name}.")]:
+            del sys.modules[part]
+        for known, entries in before:
+            known.clear()
+            known.update(entries)
         raise
 
 
-def load_installed() -> None:
-    """Load the policies of all installed packages. Raises LeapformerError for those that fail."""
-    for point in entry_points(group=ENTRY_POINTS):
-        find(point.name)
+def installed() -> list[str]:
+    """The names of the policies that installed packages bring, which `find` loads."""
+    return [point.name for point in entry_points(group=ENTRY_POINTS)]
+
+
+def load_installed() -> dict[str, str]:
+    """Load the policies of all installed packages, and return the errors of those that fail, by their names."""
+    failed = dict[str, str]()
+    for name in installed():
+        try:
+            find(name)
+        except LeapformerError as error:
+            failed[name] = str(error)
+    return failed
 
 
 def decide(policy: Policy, draft: Draft) -> None:
-    """Let a policy write. Raises LeapformerError for whatever one of a user raises."""
-    if is_ours(type(policy)):
-        policy.write(draft)
-    else:
-        of_user(lambda: policy.write(draft), f"policy {policy.name!r}", inspect.getfile(type(policy)))
+    """Let a policy write.
+
+    Raises LeapformerError for whatever one of a user raises, if it computes NaN, and if it returns something.
+    """
+
+    def write() -> None:
+        with np.errstate(invalid="raise"):  # what compares NaN never writes, and nobody would be told why
+            returned: object = policy.write(draft)
+        if returned is not None:
+            raise LeapformerError(
+                f"write returned {returned!r}, which has no effect; call methods of the draft to write, and return None"
+            )
+
+    of_policy(type(policy), write)
 
 
 def digest(files: Sequence[str]) -> str:
@@ -75,7 +104,7 @@ def digest(files: Sequence[str]) -> str:
 def options(words: Sequence[str]) -> list[Option]:
     """Load the files and entry points that the words of a command name; return the options that ours do not have.
 
-    Raises LeapformerError for files that fail. A policy that there is not is refused later.
+    Raises LeapformerError for files that fail, and for a policy that there is not.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(FLAG, action="append", nargs="?", default=[])
@@ -85,13 +114,7 @@ def options(words: Sequence[str]) -> list[Option]:
     for file in filter(None, given.policy_file):
         load(file)
     for name in " ".join([given.policy or "", *given.policies]).split():
-        with suppress(LeapformerError):
-            find(name)
+        find(name)
     known = {option for policy in POLICIES.values() if is_ours(policy) for option in policy.options}
     found = (option for policy in POLICIES.values() if not is_ours(policy) for option in policy.options)
     return [option for option in dict.fromkeys(found) if option not in known]
-
-
-def is_ours(policy: type[Policy]) -> bool:
-    """Whether a policy comes with this package."""
-    return policy.__module__.partition(".")[0] == __name__.partition(".")[0]

@@ -7,6 +7,7 @@ in `policies.py`; `own.py` finds those of users.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,7 +18,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 
-from ...support.declared import Option, checked, enroll
+from ...support.declared import Option, checked, enroll, place
 from ...support.errors import LeapformerError, first_line, suggestion
 
 ENTRY_POINTS = "leapformer_fairseq.policies"  # the group in which installed packages name theirs
@@ -43,7 +44,10 @@ class Token:
 
     @cached_property
     def log_probabilities(self) -> np.ndarray:
-        """Those of all tokens in its place, (V,), among the tokens that were allowed."""
+        """Those of all tokens in its place, (V,), among the tokens that were allowed; -inf of those that were not.
+
+        Their product with a probability of 0 is NaN: `-(np.exp(x) * np.maximum(x, -1e9)).sum()` is the entropy of x.
+        """
         assert self.scores is not None
         return self.scores()
 
@@ -89,7 +93,7 @@ class Draft(Protocol):
         """Commit the best next token, and the next, until one is not accepted, or there is none, as for `write_next`.
 
         `accepts` may read `n_steps`, `n_states`, `n_tokens` and `tokens`, which change with every token, but must not
-        call other methods.
+        call other methods. Raises LeapformerError if it returns anything but a truth value.
         """
 
     def continuation(self) -> list[Token]:
@@ -102,7 +106,7 @@ class Draft(Protocol):
         """The hypotheses of a beam search from here on, best first; without --beam, `continuation` alone."""
 
     def commit(self, tokens: Sequence[Token | int]) -> None:
-        """Write these tokens, or the tokens of these ids."""
+        """Write these tokens, or the tokens of these ids. Raises LeapformerError for ids that no text can have."""
 
 
 class Policy:
@@ -129,42 +133,78 @@ class Policy:
         """How many steps of source a token is written behind what it translates; None: that is not known."""
         return None
 
+    @abstractmethod
     def write(self, draft: Draft) -> None:
         """Write what has become final after one more step of source."""
-        raise NotImplementedError
 
 
 POLICIES: dict[str, type[Policy]] = {}
 OPTIONS: dict[str, Option] = {ALIGN_LAYER.name: ALIGN_LAYER}
 P = TypeVar("P", bound=type[Policy])
+T = TypeVar("T")
+MANY = 15  # names: a message lists fewer
 
 
 def register(name: str, *options: Option) -> Callable[[P], P]:
     """Class decorator that registers a policy under `name` with its `options`.
 
-    Policies may share an option if they declare it identically. Raises LeapformerError if the name is taken or an
-    option is declared differently.
+    Policies may share an option if they declare it identically. Raises LeapformerError if the name is taken, an option
+    is declared differently, or the class is no policy or has no `write`.
     """
 
     def add(cls: P) -> P:
-        enroll("policy", POLICIES, OPTIONS, cls, name, options)
+        enroll("policy", Policy, POLICIES, OPTIONS, cls, name, options)
         return cls
 
     return add
 
 
-def of_user(run: Callable[[], object], what: str, file: str = "") -> None:
-    """Run code that a user wrote. Raises LeapformerError whatever it raises, with the innermost line below `file`."""
+def is_ours(policy: type[Policy]) -> bool:
+    """Whether a policy comes with this package."""
+    return policy.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def of_policy(policy: type[Policy], run: Callable[[], T]) -> T:
+    """Run a method of a policy and return what it returns; as `of_user` for one of a user."""
+    if is_ours(policy):
+        return run()
+    return of_user(run, f"policy {policy.name!r}", policy.__module__, policy)
+
+
+def of_user(run: Callable[[], T], what: str, module: str, where: str | type) -> T:
+    """Run code that a user wrote and return what it returns. Raises LeapformerError whatever it raises.
+
+    The message says `what` failed, and the innermost line in `module` or its package; without one, `where` it is, or
+    the place of that class.
+    """
     try:
-        run()
-    except LeapformerError:
-        raise
-    except Exception as error:
-        lines = [(frame.f_code.co_filename, number) for frame, number in walk_tb(error.__traceback__)]
+        return run()
+    except (Exception, SystemExit) as error:
+        package, lines = module.partition(".")[0], list[str]()
+        for frame, number in walk_tb(error.__traceback__):
+            if str(frame.f_globals.get("__name__")).partition(".")[0] == package:
+                lines.append(f"{frame.f_code.co_filename}, line {number}")
         if isinstance(error, SyntaxError):
-            lines.append((error.filename or file, error.lineno or 0))
-        path, number = ([line for line in lines if line[0].startswith(file)] or lines)[-1]
-        raise LeapformerError(f"{what}: {path}, line {number}: {first_line(error)}") from error
+            lines.append(f"{error.filename}, line {error.lineno}")
+        at = lines[-1] if lines else where if isinstance(where, str) else place(where)
+        raise LeapformerError(f"{what}: {at}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """What an error in a user's code says, with a remedy for those that are often made."""
+    if isinstance(error, LeapformerError):
+        return str(error)
+    if isinstance(error, FloatingPointError):
+        return (
+            f"{first_line(error)}, so a decision would depend on NaN; log_probabilities of forbidden tokens are -inf: "
+            "leave them out, or compute it under numpy.errstate(invalid='ignore')"
+        )
+    if isinstance(error, AttributeError) and error.name and error.obj is not None:
+        known = Draft if hasattr(error.obj, "write_while") else error.obj
+        names = [name for name in dir(known) if not name.startswith("_")]
+        listed = f"it has {', '.join(names)}" if len(names) < MANY else ""
+        return f"{first_line(error)}; {suggestion(error.name, names) or listed}".rstrip("; ")
+    return first_line(error)
 
 
 def find(name: str) -> type[Policy]:
@@ -174,11 +214,14 @@ def find(name: str) -> type[Policy]:
     """
     if name not in POLICIES:
         for point in entry_points(group=ENTRY_POINTS, name=name):
-            of_user(point.load, f"policy {name!r} of {point.value}")
+            what = f"policy {name!r} of an installed package"
+            of_user(point.load, what, point.module, point.value)
+            if name not in POLICIES:
+                raise LeapformerError(f"{what}: {point.module} registers none of this name; rename the entry point")
     if name not in POLICIES:
         raise LeapformerError(
-            f"--policy {name!r}: {suggestion(name, POLICIES)}choose from {', '.join(POLICIES)}, or give the file of "
-            "your own by --policy-file"
+            f"--policy {name!r}: {suggestion(name, POLICIES)}choose from {', '.join(POLICIES)}, or give the file that "
+            f"registers {name!r} by --policy-file FILE"
         )
     return POLICIES[name]
 
@@ -215,7 +258,8 @@ class PolicyOptions:
 
     def make(self) -> Policy:
         """Create the policy of a new utterance. Raises LeapformerError where a value without a default is missing."""
-        return self.policy(**{option.name: self.values[option.name] for option in self.policy.options})
+        kind, given = self.policy, {option.name: self.values[option.name] for option in self.policy.options}
+        return of_policy(kind, lambda: kind(**given))
 
     def with_lagging(self, k: int | None) -> Self:
         """With the k that a model was trained with, for a policy that has a k and was not given one."""

@@ -168,6 +168,15 @@ class DecodingOptions:
                 raise LeapformerError(f"{option} is {value!r}; choose from {', '.join(choices)}")
 
 
+def _truth(verdict: object) -> bool:
+    """The decision of a policy. Raises LeapformerError for what is none, such as NaN, which counts as true."""
+    if str(getattr(verdict, "dtype", type(verdict).__name__)) not in ("bool", "torch.bool"):
+        raise LeapformerError(
+            f"accepts returned {verdict!r}, which is neither true nor false; compare it, as in token.probability > 0.5"
+        )
+    return bool(verdict)
+
+
 def repeating(tokens: Sequence[int], size: int) -> list[int]:
     """The next tokens with which the last `size` tokens would be an n-gram already in `tokens`; none for size 0.
 
@@ -325,7 +334,7 @@ class TranslationStream:
         while not self._is_full():
             snapshot = self.engine.snapshot()
             token = self._best_token(eos_open=True, layer=layer)
-            if token == self.system.eos or not accepts(self._looked_at(token)):
+            if token == self.system.eos or not _truth(accepts(self._looked_at(token))):
                 self.engine.restore(snapshot)  # with more source the token may be another
                 return
             self._commit(token)
@@ -341,10 +350,21 @@ class TranslationStream:
 
     def commit(self, tokens: Sequence[Token | int]) -> None:
         for token in tokens:
+            number = self._writable(token.id if isinstance(token, Token) else token)
             self.engine.consume(self.n_states, self._align_layer)
-            self._commit(token.id if isinstance(token, Token) else token)
+            self._commit(number)
 
     # --------------------------------------------------------------------------------------------------------------
+    def _writable(self, token: object) -> int:
+        """The id of a token that may be written. Raises LeapformerError for anything else."""
+        count, never = len(self.system.detokenizer), (self.system.eos, *self.system.forbidden)
+        if not isinstance(token, (int, np.integer)) or not 0 <= token < count or token in never:
+            raise LeapformerError(
+                f"commit of {token!r}, which is no token of a text; give ids from 0 to {count - 1}, but not "
+                f"{', '.join(map(str, sorted(never)[:9]))}"
+            )
+        return int(token)
+
     @property
     def step_states(self) -> int:
         """Encoder states per pre-decision step."""

@@ -23,6 +23,8 @@ class Symbols(Protocol):
 
     def __getitem__(self, index: int) -> str: ...
 
+    def __len__(self) -> int: ...
+
 
 class Detokenizer:
     """Target ids to text: the dictionary maps ids to pieces, and the sentencepiece model decodes them."""
@@ -36,6 +38,10 @@ class Detokenizer:
             self._processor = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
         except (OSError, RuntimeError) as error:
             raise LeapformerError(f"{model_file} is not a sentencepiece model; check bpe_tokenizer") from error
+
+    def __len__(self) -> int:
+        """The number of ids."""
+        return len(self._symbols)
 
     def piece(self, token: int) -> str:
         return self._symbols[token]

@@ -16,6 +16,7 @@ from leapformer_fairseq.scoring.pictures.heatmaps import Axis, draw_attention, d
 from leapformer_fairseq.scoring.pictures.proportions import Proportions, saturation
 from leapformer_fairseq.support.errors import LeapformerError
 from tests.attention.cases import RECURRENT, UNNORMALIZED
+from tests.covering import kept
 from tests.models.tiny import PLANS, make_model, speech_batch, target_prefix
 from tests.scoring.pictures.images import pixels
 
@@ -171,7 +172,7 @@ def test_saturated_networks_are_seen():
 
 
 # ------------------------------------------------------------------------------------------------------- pictures
-@pytest.mark.parametrize("head", ["mean", "all", 1])
+@pytest.mark.parametrize("head", kept(["mean", "all", 1], "all"))
 def test_pictures_of_every_choice_of_heads(head, tmp_path):
     one = captured("leap", leap_per_head=True)[-1]
     formula = Axis("target", ["$^$", "$", "▁a", "_", "^", "\\", "{"])

@@ -17,6 +17,7 @@ from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.modules.capture import capture, choose
 from leapformer_fairseq.scoring.pictures.inputs import Request, examples, load
 from leapformer_fairseq.support.errors import LeapformerError
+from tests.covering import kept
 from tests.models.tiny import dictionary
 from tests.scoring.pictures.images import texts
 from tests.untrained import save_checkpoint
@@ -75,6 +76,7 @@ def test_command_on_a_language_model(lm, tmp_path, capsys):
     assert "decoder-self" in printed.out and "below 0.05" in printed.out and f"4 pictures in {out}" in printed.out
 
 
+@pytest.mark.full
 def test_command_on_a_masked_language_model(data, tmp_path, capsys):
     flags = ("--tokens-per-sample", "64", "--encoder-self-attention", "leap,softmax")
     model = save_checkpoint(data / "mlm.pt", data, "leapformer_mlm_tiny", *flags, task="masked_lm")
@@ -126,7 +128,7 @@ def test_the_own_translation_is_what_greedy_search_writes(nmt):
     assert [task.target_dictionary[i] for i in best][: len(best) - 1] == one.written.tokens[:-1]
 
 
-@pytest.mark.parametrize("name", ["a.wav", "some.tsv"])
+@pytest.mark.parametrize("name", kept(["a.wav", "some.tsv"], "a.wav"))
 def test_command_on_a_speech_model(speech, data, name, tmp_path, capsys):
     more = ("--block", "decoder-cross", "--layer", 1, "--max-length", 10, "--out", tmp_path)
     target = ("--target", "w1 w2 w3") if name == "a.wav" else ()

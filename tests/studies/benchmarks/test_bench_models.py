@@ -145,6 +145,7 @@ def register_and_warn():
     logging.getLogger("leapformer_fairseq").warning("a warning")
 
 
+@pytest.mark.full
 def test_fresh_processes_log_warnings_only(capfd):
     measure.in_fresh_process(register_and_warn)
     assert capfd.readouterr() == ("", "WARNING:leapformer_fairseq:a warning\n")

@@ -306,6 +306,7 @@ def test_every_mechanism_is_checked_and_timed():
     assert timed == {"sdpa", *gpu_cases.serving("causal", FAST)} and set(kinds) == {"causal", "bidirectional", "wait-k"}
 
 
+@pytest.mark.full
 def test_the_time_is_kept(tmp_path, told):
     def slow():
         time.sleep(0.1)

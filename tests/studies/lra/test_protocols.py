@@ -11,9 +11,10 @@ from leapformer_fairseq.data.lra import prepare
 from leapformer_fairseq.studies.lra import params, protocols
 from leapformer_fairseq.studies.lra.protocols import NAMES, QUIRKS, load, words
 from leapformer_fairseq.support.errors import LeapformerError
-from tests.covering import covering
+from tests.covering import in_turn
 
 ALL = {(name, task, row) for name in NAMES for task in load(name).tasks for row in load(name).rows}
+TASKS, ROWS = (sorted({one[at] for one in ALL}) for at in (1, 2))
 
 
 def test_the_four():
@@ -41,12 +42,7 @@ def test_the_table_of_appendix_a_10(task, batch, rate, warmup, updates, factor):
         assert found["leap-factor"] == factor and found["dropout"] == 0.1
 
 
-@covering(
-    lambda name, task, row: (name, task, row) in ALL,
-    name=NAMES,
-    task=sorted({task for _, task, _ in ALL}),
-    row=sorted({row for *_, row in ALL}),
-)
+@in_turn(lambda row, name, task: (name, task, row) in ALL, row=ROWS, name=NAMES, task=TASKS)
 def test_every_training_can_be_parsed_and_its_model_is_built(name, task, row):
     register()
     protocol = load(name)

@@ -13,6 +13,7 @@ from leapformer_fairseq.studies.recipes import catalog, facts
 from leapformer_fairseq.studies.recipes.plans import Attention
 from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.files import read_json
+from tests.covering import shared_out
 
 WITH_PLANS = [name for name in catalog.DATASETS if name not in ("talks", "sparsefinder")]
 
@@ -29,7 +30,7 @@ def test_an_unknown_mechanism_is_refused_by_every_recipe(name, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", [name for name, table in catalog.tables().items() if table.rows])
+@pytest.mark.parametrize("name", shared_out([name for name, table in catalog.tables().items() if table.rows], 0))
 def test_an_unknown_row_is_refused_before_another_row_is_run(name, tmp_path, monkeypatch):
     monkeypatch.setattr(Engine, "run", lambda self: pytest.fail("something was run"))
     rows = f"{catalog.tables()[name].rows[0]} leep"

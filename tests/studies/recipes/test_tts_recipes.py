@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from leapformer_fairseq.cli.main import main
-from tests import covering
 from tests.data.test_ljspeech import IDS, ljspeech_tree
 from tests.studies.recipes.running import finished, ran, refused
 
@@ -26,10 +25,11 @@ def table(out: Path) -> dict[str, dict]:
     return {row["name"]: row for row in content["rows"]}
 
 
+@pytest.mark.full
 def test_espeak_with_every_predictor_and_then_another_plan(tmp_path):
     out = tmp_path / "out"
     options = ("--out", out, "--train", 12, "--dev", 2, "--test", 2, "--pictures", 1, *TINY)
-    names = ["conv", "lookup", "oracle", "ratio"] if covering.whole_products else ["conv", "oracle"]
+    names = ["conv", "lookup", "oracle", "ratio"]
     predictors = ("--predictors", " ".join(reversed(names)))
     finished("espeak_tts", *options, "--attention", "cosformer/relu/cosformer", *predictors)
     finished("espeak_tts", *options, "--attention", "softmax", "--seed", 2)
@@ -47,8 +47,7 @@ def test_espeak_with_every_predictor_and_then_another_plan(tmp_path):
         assert min(parts) > 0 and row["scores"]["loss"]["mean"] == pytest.approx(sum(parts))
     again = finished("espeak_tts", *options, "--attention", "softmax", "--seed", 2)
     assert again.count("is finished, skipped") == 2
-    if covering.whole_products:
-        linearized(out / "softmax-seed2/model/checkpoint_best.pt", tmp_path / "linear")
+    linearized(out / "softmax-seed2/model/checkpoint_best.pt", tmp_path / "linear")
 
 
 def linearized(teacher: Path, out: Path) -> None:

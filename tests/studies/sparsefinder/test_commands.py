@@ -137,6 +137,7 @@ def test_the_remedy_for_too_few_sentences_works_in_the_same_folder(root, capsys)
     assert main(extract(root, out="few", sentences=120)) == 0 and len(Graphs(root / "few")) == 120
 
 
+@pytest.mark.full
 def test_a_part_of_the_data_that_is_not_there(root, graphs, fitted, tmp_path, capsys):
     assert main([*extract(root, out="nosuch"), "--subset", "nosuch"]) == 2
     assert f"--subset nosuch: {root}/mt holds no such part of the data" in capsys.readouterr().err
@@ -155,6 +156,7 @@ def limited(command: list[str]) -> int:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.full
 def test_what_really_cannot_be_written_is_one_line(graphs, fitted, tmp_path, capsys):
     command = ["sparsefinder", "fit", str(graphs), "--out", str(tmp_path / "fitted"), "--seeds", "1"]
     assert limited(command) == 2
@@ -216,6 +218,7 @@ def test_curves_tables_and_quality(root, graphs, fitted):
         assert (out / picture).stat().st_size > 5000
 
 
+@pytest.mark.full
 def test_scores_of_other_data_or_another_fit_are_not_taken_for_these(root, graphs, tmp_path, capsys):
     one = tmp_path / "one"
     assert main(["sparsefinder", "fit", str(graphs), "--out", str(one), "--seeds", "1"]) == 0

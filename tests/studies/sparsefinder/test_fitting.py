@@ -149,7 +149,7 @@ def known_graphs(folder, sentences=160, tokens=24, layers=1, heads=2, dim=16):
     ("loss", "projections"),
     [
         ("triple", "shared"),
-        ("query", "separate"),
+        pytest.param("query", "separate", marks=pytest.mark.full),
         pytest.param("query", "shared", marks=pytest.mark.full),
         pytest.param("triple", "separate", marks=pytest.mark.full),
     ],
