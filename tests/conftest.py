@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +53,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     costs = json.loads(COSTS.read_text(encoding="utf-8")) if COSTS.is_file() else {}
     items.sort(key=lambda item: -costs.get(_file_of(item.nodeid), 10.0))  # a new file may be a long one
     if mechanism:
-        items.sort(key=lambda item: not _file_of(item.nodeid).endswith("test_contract.py"))  # says best what is wrong
+        items.sort(key=lambda item: not _is_contract(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With --maxfail, one promise of a --mechanism that is broken ends the run: it says best what is wrong."""
+    report = yield
+    if (
+        report.failed
+        and item.config.getoption("--mechanism")
+        and item.config.getoption("maxfail")
+        and _is_contract(item)
+    ):
+        item.session.shouldfail = "a promise is broken"
+    return report
 
 
 def pytest_collection_finish() -> None:
@@ -80,6 +94,10 @@ def _has(item: pytest.Item, mechanism: str) -> bool:
     """Whether the name of a mechanism is, or is in, a parameter of a test."""
     values = item.callspec.params.values() if hasattr(item, "callspec") else ()
     return any(mechanism in re.split(r"[^\w-]+", repr(value)) for value in values)
+
+
+def _is_contract(item: pytest.Item) -> bool:
+    return _file_of(item.nodeid).endswith("test_contract.py")
 
 
 def _file_of(nodeid: str) -> str:

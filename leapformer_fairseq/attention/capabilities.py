@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..support.declared import with_known_fields
+from ..support.errors import LeapformerError, suggestion
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
 
 BLOCKS: tuple[str, ...] = ("encoder-self", "decoder-self", "decoder-cross")
 ENCODER_SELF, DECODER_SELF, DECODER_CROSS = BLOCKS
+PROJECTIONS = ("q_proj", "k_proj")  # those that a mechanism can do without
 NO_STATE = (
     "an edge may change with later tokens, so there is no state to decode from; `leapformer sparsefinder evaluate` "
     "reads the text again for every token"
@@ -39,6 +42,7 @@ class Context:
     incremental: bool = False
 
 
+@with_known_fields
 @dataclass(frozen=True)
 class Capabilities:
     """What a mechanism, with its options, supports and needs.
@@ -82,6 +86,29 @@ class Capabilities:
     carry_width: int | None = None
     carry_is_given: bool = False
     carry_remedy: str = ""
+
+    def __post_init__(self) -> None:
+        """Raises LeapformerError for blocks and projections that there are not."""
+        if not isinstance(self.unsupported, Mapping):
+            raise LeapformerError(
+                f"Capabilities(unsupported={self.unsupported!r}): give a reason for each block, as in "
+                f'{{"{DECODER_CROSS}": "why; remedy"}}'
+            )
+        if isinstance(self.unused_projections, str):
+            raise LeapformerError(
+                f"Capabilities(unused_projections={self.unused_projections!r}): give a tuple, as in "
+                f"({self.unused_projections!r},)"
+            )
+        for noun, given, known in (
+            ("block", self.unsupported, BLOCKS),
+            ("projection", self.unused_projections, PROJECTIONS),
+        ):
+            for name in given:
+                if name not in known:
+                    near = suggestion(str(name), known)
+                    raise LeapformerError(
+                        f"Capabilities: {noun} {name!r} is unknown; {near}choose from: {', '.join(known)}"
+                    )
 
     @property
     def keys_are_values(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..support.declared import checked, enroll
+from ..support.declared import checked, enrolled
 from ..support.errors import LeapformerError, suggestion
 from .capabilities import BLOCKS
 from .mechanism import Mechanism
@@ -21,15 +21,11 @@ M = TypeVar("M", bound=type[Mechanism])
 def register(name: str, *options: Option) -> Callable[[M], M]:
     """Class decorator that registers a mechanism under `name` with its `options`.
 
-    Mechanisms may share an option if they declare it identically. Raises LeapformerError if the name is taken, an
-    option is declared differently, or the class is no mechanism or leaves a method abstract.
+    Mechanisms may share an option if they declare it identically. Raises LeapformerError if the name is taken or no
+    plan can hold it, an option is declared differently, or the class is no mechanism, leaves a method abstract, or does
+    not take the arguments of a mechanism.
     """
-
-    def add(cls: M) -> M:
-        enroll("mechanism", Mechanism, MECHANISMS, OPTIONS, cls, name, options)
-        return cls
-
-    return add
+    return enrolled("mechanism", Mechanism, MECHANISMS, OPTIONS, name, options)
 
 
 def find(name: str) -> type[Mechanism]:
@@ -73,4 +69,10 @@ def create(name: str, head_dim: int, num_heads: int, *, block: str | None = None
         raise LeapformerError(f"block {block!r} is unknown; choose from: {', '.join(BLOCKS)}, or None")
     ours = {option: value for option, value in given.items() if option not in ("dropout", "input_dim")}
     checked("mechanism", name, cls.options, ours)
-    return cls(head_dim, num_heads, block=block, **given)
+    mechanism = cls(head_dim, num_heads, block=block, **given)
+    if mechanism.block != block or any(vars(mechanism.chosen).get(option) is not ours[option] for option in ours):
+        raise LeapformerError(
+            f"mechanism {name!r}: class {cls.__name__} drops options; write `super().__init__(head_dim, num_heads, "
+            "**options)` in its __init__"
+        )
+    return mechanism

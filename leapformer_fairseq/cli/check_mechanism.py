@@ -30,7 +30,9 @@ folder FOLDER           a folder that registers mechanisms, as for --user-dir
 --quick                 some tests of each kind instead of all, in less than a minute for one mechanism
 """
 SUITES = ("attention", "modules", "models", "export/test_export.py", "simul/test_exported.py")
+MOST = 5  # failures, after which the run ends; a broken promise, of test_contract.py, ends it at once
 LONGEST = 300  # characters of a line that says why a test failed
+STOPPED = r"^!+ (stopping after|a promise is broken)"  # pytest's line about a run that ended early
 _FLAGS = ("-p", "no:cacheprovider", "-p", "no:flake8")
 
 
@@ -42,10 +44,11 @@ class Failure(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How many tests of a mechanism passed, and those that failed."""
+    """How many tests of a mechanism passed, those that failed, and the command that runs the rest; "": all were run."""
 
     passed: int
     failures: list[Failure]
+    rest: str = ""
 
 
 def run(folder: str, mechanism: str | None, quick: bool) -> int:
@@ -75,6 +78,8 @@ def _check(name: str, tests: Path, quick: bool) -> int:
     calls.say(f"{outcome.passed} tests passed, {len(outcome.failures)} failed")
     for line in first_failure(outcome, tests):
         calls.say(line)
+    if outcome.rest:
+        calls.say(f"the run ended there, before the other tests; run all with: {outcome.rest}")
     calls.say("")
     return int(bool(outcome.failures))
 
@@ -148,7 +153,7 @@ def test(name: str, tests: Path, quick: bool) -> Outcome:
         paths = [str(tests.parent), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         process = subprocess.Popen(
-            [*command, f"--junitxml={report.name}"],
+            [*command, f"--maxfail={MOST}", f"--junitxml={report.name}"],
             cwd=tests.parent,
             env=environment,
             stdout=subprocess.PIPE,
@@ -163,7 +168,8 @@ def test(name: str, tests: Path, quick: bool) -> Outcome:
         if process.wait() not in (0, 1):
             reason = (_said(output) or [output.strip()])[0][-300:]
             raise LeapformerError(f"the tests cannot be run: {reason}; to see more, {_again(command, tests)}")
-        return _outcome(ElementTree.parse(report.name).getroot())
+        outcome = _outcome(ElementTree.parse(report.name).getroot())
+        return outcome._replace(rest=_again(command, tests)) if re.search(STOPPED, output, re.MULTILINE) else outcome
 
 
 def _outcome(report: ElementTree.Element) -> Outcome:

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..attention import Option
-from ..support.declared import enroll
+from ..support.declared import enrolled
 from ..support.errors import LeapformerError
 from ..support.lines import read_lines
 
@@ -112,13 +112,8 @@ P = TypeVar("P", bound=type[Predictor])
 
 def register(name: str, *options: Option) -> Callable[[P], P]:
     """Class decorator that registers a predictor and its options. Raises LeapformerError as for a mechanism."""
-
-    def add(cls: P) -> P:
-        known = {option.name: option for predictor in LENGTH_PREDICTORS.values() for option in predictor.options}
-        enroll("length predictor", Predictor, LENGTH_PREDICTORS, known, cls, name, options)
-        return cls
-
-    return add
+    known = {option.name: option for predictor in LENGTH_PREDICTORS.values() for option in predictor.options}
+    return enrolled("length predictor", Predictor, LENGTH_PREDICTORS, known, name, options)
 
 
 class LengthPredictor(nn.Module):

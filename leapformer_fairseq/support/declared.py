@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 from .errors import LeapformerError, suggestion
 
+C = TypeVar("C", bound=type)
+SHOWN = 40  # characters of a value in a message
 
+
+def with_known_fields(cls: C) -> C:
+    """Decorator of a data class or a named tuple: a misspelt field is a LeapformerError that names similar ones."""
+    method = "__new__" if issubclass(cls, tuple) else "__init__"
+    build, fields = getattr(cls, method), list(inspect.signature(cls).parameters)
+
+    @wraps(build)
+    def checked_build(self: Any, *values: Any, **named: Any) -> Any:
+        for name in named:
+            if name not in fields:
+                near = suggestion(name, fields) or f"choose from {', '.join(fields)}"
+                raise LeapformerError(f"{cls.__name__}({name}=...): there is no such field; {near}".rstrip())
+        return build(self, *values, **named)
+
+    setattr(cls, method, checked_build)
+    return cls
+
+
+@with_known_fields
 class Option(NamedTuple):
     """A declared option: its Python name (`leap_factor` becomes the flag `--leap-factor`), default and help.
 
@@ -58,7 +81,38 @@ class Option(NamedTuple):
             raise LeapformerError(f"{self.flag} {value}: give at most {self.most}")
 
 
-def enroll(
+def enrolled(
+    noun: str,
+    base: type,
+    things: dict[str, Any],
+    options: dict[str, Option],
+    name: str,
+    declared: tuple[Option, ...],
+) -> Callable[[C], C]:
+    """Class decorator that adds a class to the registry `things`, and its options to `options`, those of all things.
+
+    The class gets `name` and, as `options`, what it `declared`. `noun` says what the things are. Things may share an
+    option if they declare it identically. Raises LeapformerError for a name that commands cannot read; and, when it is
+    applied, if the name is taken, if an option is declared differently, or if the class is not derived from `base`,
+    leaves a method of it abstract, or cannot be built with the arguments of its constructor.
+    """
+    if isinstance(name, type):
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name.__name__).lower()
+        raise LeapformerError(f'@register above class {name.__name__} has no name; write @register("{words}")')
+    if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name)):
+        raise LeapformerError(
+            f"{noun} {name!r}: commands cannot read this name; take letters, digits, - and _, and begin with a letter "
+            "or a digit"
+        )
+
+    def add(thing: C) -> C:
+        _enroll(noun, base, things, options, thing, name, declared)
+        return thing
+
+    return add
+
+
+def _enroll(
     noun: str,
     base: type,
     things: dict[str, Any],
@@ -67,12 +121,7 @@ def enroll(
     name: str,
     declared: tuple[Option, ...],
 ) -> None:
-    """Add a class to the registry `things`, and its options to those of all things; it gets `name` and `options`.
-
-    Things may share an option if they declare it identically. Raises LeapformerError if the name is taken, if an option
-    is declared differently, or if the class is not derived from `base` or leaves a method of it abstract; `noun` says
-    what the things are.
-    """
+    """What `enrolled` does with a class."""
     if name in things:
         raise LeapformerError(f"{noun} {name!r} is already registered by {place(things[name])}; rename it")
     if not (isinstance(thing, type) and issubclass(thing, base)):
@@ -86,6 +135,8 @@ def enroll(
             f"{noun} {name!r}: class {thing.__name__} has no method {' and no '.join(lacking)}; "
             f"{suggestion(first, vars(thing))}define {'them' if more else 'it'} as in {lacking[first]}"
         )
+    if problem := _unbuildable(thing, base, declared):
+        raise LeapformerError(f"{noun} {name!r}: __init__ of class {thing.__name__} {problem}")
     for option in declared:
         before = options.get(option.name, option)
         if before != option:
@@ -116,10 +167,33 @@ def _abstract(thing: type) -> Iterator[tuple[str, str]]:
                 yield name, kind.__name__
 
 
+def _unbuildable(thing: type, base: type, declared: Iterable[Option]) -> str | None:
+    """Why a class does not take the arguments that its base takes, with the remedy; None if it does."""
+    ours = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
+    positional = [one.name for one in ours if one.kind is one.POSITIONAL_OR_KEYWORD and one.default is one.empty]
+    named = [one.name for one in ours if one.kind is one.KEYWORD_ONLY]
+    others = [one.name for one in ours if one.kind is one.VAR_KEYWORD]
+    named += [option.name for option in declared] if others else []
+    try:
+        inspect.signature(thing.__init__).bind(*positional, **dict.fromkeys(named))  # type: ignore[misc]
+    except TypeError as error:
+        taken = ", ".join(positional + [f"**{name}" for name in others])
+        passed = taken.removeprefix("self, ")
+        return f"does not fit ({error}); write `def __init__({taken})`, and `super().__init__({passed})` in it"
+    return None
+
+
 def _difference(option: Option, first: Option) -> str:
-    """How an option differs from its first declaration: `default 3, but 2`."""
-    fields = ((field, getattr(option, field), getattr(first, field)) for field in Option._fields)
-    return " and ".join(f"{field} {value!r}, but {before!r}" for field, value, before in fields if value != before)
+    """How an option differs from its first declaration: `default 3, but 2 (and another help)`."""
+    field, *more = (field for field in Option._fields if getattr(option, field) != getattr(first, field))
+    value, before = (_short(getattr(one, field)) for one in (option, first))
+    return f"{field} {value}, but {before}" + (f" (and another {', '.join(more)})" if more else "")
+
+
+def _short(value: Any) -> str:
+    """A value as Python writes it, cut."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
 def checked(noun: str, name: str, declared: Iterable[Option], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,12 +26,14 @@ from .cases import (
     HEADS,
     MECHANISMS,
     NAMES,
+    RECURRENT,
     UNNORMALIZED,
     VARIANTS,
     Mechanism,
     informed,
     inputs,
     make,
+    reason,
     serving,
     written,
 )
@@ -51,6 +53,14 @@ MAPS = [
     if issubclass(MECHANISMS[name], base)
     for method in methods
 ]
+
+
+# their sums may be negative, and are cut off at the floor, as in their papers
+WAVES = ("rfa", "rfa-gate")
+MAPPED = [name for name in NAMES if hasattr(MECHANISMS[name], "map_keys") and name not in WAVES]
+
+
+AVERAGES = sorted({*serving(None), *serving(CAUSAL, state=True)} - {*UNNORMALIZED})
 
 
 def holds(wrong: str | None) -> None:
@@ -106,6 +116,46 @@ def test_each_token_is_mapped_by_itself(name, method):
     holds(of_other_tokens(make(name), method))
 
 
+def growing(mechanism: Mechanism) -> str | None:
+    """A log-decay above zero, by which a state grows; None: there is none."""
+    x, tokens = 3 * inputs(COUNT, COUNT)[0], TokenInfo.whole(COUNT)
+    decay = mechanism.written(x, x, informed(tokens, x)).decay
+    if decay is None or decay.max() <= 1e-9:
+        return None
+    token = int(decay.amax((0, 1, 3)).argmax())
+    return (
+        f"written: the log-decay of token {token + 1} is {float(decay.max()):.3g}, by which the state grows without "
+        "bound; let it be at most 0, as `F.logsigmoid(...)` is"
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in RECURRENT if name not in VARIANTS])
+@torch.no_grad()
+def test_log_decays_are_at_most_zero(name):
+    holds(growing(make(name)))
+
+
+def negative_sum(mechanism: Mechanism) -> str | None:
+    """A sum of similarities below zero, by which nothing can be divided; None: there is none."""
+    (q, k, _), tokens = inputs(COUNT, COUNT), TokenInfo.whole(COUNT)
+    queries, keys = mechanism.map_queries(q, informed(tokens, q)), mechanism.map_keys(k, informed(tokens, k))
+    queries, keys = (one.expanded() if one.norm is None else one.norm for one in (queries, keys))
+    sums = (queries @ keys.mT).cumsum(-1)
+    for row, _, query, count in (sums < -1e-9).nonzero().tolist()[:1]:
+        return (
+            f"the similarities of query {query + 1} of sequence {row + 1} with the first {count + 1} keys sum to "
+            f"{float(sums[row, :, query, count].min()):.3g}, and outputs are divided by such sums; map to features of "
+            "at least 0, or give norms that are (`Features(x, norm)`)"
+        )
+    return None
+
+
+@pytest.mark.parametrize("name", MAPPED)
+@torch.no_grad()
+def test_similarities_of_a_query_have_no_negative_sum(name):
+    holds(negative_sum(make(name)))
+
+
 def unlike_at_once(mechanism: Mechanism) -> str | None:
     """How keys that are written in two parts, or with padding, differ from keys that are written at once."""
     (q, k, v), keys = inputs(2, COUNT), TokenInfo.whole(COUNT)
@@ -157,7 +207,7 @@ def test_no_token_sees_later_ones_or_other_sequences(name):
 def unlike_an_average(mechanism: Mechanism) -> str | None:
     """A sum of a query's weights that is not that of an average: 1, or less where the query matches no key."""
     q, k, _ = inputs(COUNT, COUNT)
-    sums = mechanism.weights(q, k).sum(-1)
+    sums = mechanism.weights(q, k, mask=None if reason(mechanism, None) is None else CAUSAL).sum(-1)
     for wrong in sums[(sums < -1e-9) | (sums > 1 + 1e-9)].tolist():
         return (
             f"the weights of a query sum to {wrong:.3g}; if similarities may be negative, give a norm that is not "
@@ -166,7 +216,7 @@ def unlike_an_average(mechanism: Mechanism) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("name", [name for name in serving(None) if name not in UNNORMALIZED])
+@pytest.mark.parametrize("name", AVERAGES)
 @torch.no_grad()
 def test_weights_of_a_query_sum_to_one_or_are_declared_not_to(name):
     holds(unlike_an_average(make(name)))
@@ -263,6 +313,11 @@ class Bare(ReLULinear):
             Signed,
             r"the weights of a query sum to -[\d.e+]+; if similarities may be negative, give a",
         ),
+        (
+            negative_sum,
+            Signed,
+            r"the similarities of query 1 of sequence 1 with the first \d keys sum to -[\d.e+]+, and outputs are d",
+        ),
         (unlike_at_once, WithoutPadding, "write: padding, where key.keep is False, was written to the state"),
         (unlike_at_once, Forgetful, "write: 1 keys and then 4 give another state than 5 at once"),
     ],
@@ -286,6 +341,37 @@ class Narrow(RecurrentMechanism):
         return Written(k[..., 1:], v)
 
 
+class Growing(RecurrentMechanism):
+    """Log-decays that rise with the position."""
+
+    averages = False
+
+    def queries(self, q, tokens):
+        return q
+
+    def written(self, k, v, tokens):
+        return Written(k, v, (tokens.positions[:, None, :, None] / 20).to(k.dtype).expand(len(k), HEADS, -1, 1))
+
+
+class Unsaid(Growing):
+    """A strength without `replaces`."""
+
+    def written(self, k, v, tokens):
+        return Written(F.normalize(k, dim=-1), v, None, torch.ones_like(k[..., :1]))
+
+
+class Said(Growing):
+    """`replaces` without a strength."""
+
+    replaces = True
+
+
+@torch.no_grad()
+def test_a_log_decay_above_zero_is_told_in_one_sentence():
+    with pytest.raises(pytest.fail.Exception, match="written: the log-decay of token 5 is 0.25, by which the state gr"):
+        holds(growing(Growing(DIM, HEADS).double()))
+
+
 class FewSlots(SlotSums):
     """A control for as many slots as a head is wide."""
 
@@ -299,6 +385,8 @@ class FewSlots(SlotSums):
         (Wide, "map_queries gives 16 features of a token, but self.features is 8; set self.features = ... to"),
         (Bare, r"map_keys returned a Tensor; return Features\(x\), x \(B, H, T, F\)"),
         (Narrow, "written gives 7 features of a token, but self.features is 8; set self.features"),
+        (Unsaid, "written gives a strength, but replaces is False; set replaces = True in the class, or an encoder"),
+        (Said, "written gives no strength, but replaces is True; give one, or"),
         (FewSlots, "control gives 8 numbers for a token, but there are 32 slots; give one for each of self.slots"),
     ],
 )

@@ -1,6 +1,7 @@
 """The register, and every error a user's choice can cause: it names the value, what is allowed, and the remedy."""
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -23,6 +24,8 @@ from leapformer_fairseq.attention import (
     registry,
 )
 from leapformer_fairseq.attention.capabilities import DECODER_SELF
+from leapformer_fairseq.models.length_predictors import register as register_predictor
+from leapformer_fairseq.runtime.simul.policy import register as register_policy
 from leapformer_fairseq.support.errors import LeapformerError
 
 from .cases import (
@@ -37,6 +40,9 @@ from .cases import (
 from .cases import OPTIONS as CASES
 
 Relu = find("relu")
+DIFFERS = (
+    r"'leap_factor' of mechanism 'other' has default 8, but 4 \(and another help.*\) in .*declare it identically or r"
+)
 
 
 @pytest.fixture
@@ -95,9 +101,12 @@ def test_a_taken_name_is_refused(own_register):
 
 
 def test_an_option_declared_differently_is_refused(own_register):
-    with pytest.raises(LeapformerError, match=r"'leap_factor' of mechanism 'other' .*declare it identically or rename"):
+    with pytest.raises(LeapformerError, match=DIFFERS) as error:
         register("other", Option("leap_factor", 8, "another meaning"))(type("Other", (Relu,), {}))
-    assert "other" not in own_register.MECHANISMS
+    assert "other" not in own_register.MECHANISMS and "meaning" not in str(error.value)
+    for more, said in (({"help": "x" * 99}, "help 'x{36}..., but 'leap"), ({"default": 4.5}, "default 4.5, but 4 in")):
+        with pytest.raises(LeapformerError, match=said):
+            register("other", OPTIONS["leap_factor"]._replace(**more))(type("Other", (Relu,), {}))
 
 
 @pytest.mark.parametrize(
@@ -114,6 +123,86 @@ def test_a_class_that_lacks_something_is_refused_when_it_is_registered(own_regis
     with pytest.raises(LeapformerError, match=message):
         register("other")(type("Other", (base,), dict.fromkeys(names, lambda self: None)))
     assert "other" not in own_register.MECHANISMS
+
+
+@pytest.mark.parametrize(
+    ("constructor", "message"),
+    [
+        (
+            lambda self, head_dim, num_heads: None,
+            r"class Other does not fit \(.*keyword argument 'dropout'\); write `def",
+        ),
+        (
+            lambda self, head_dim, num_heads, power, **options: None,
+            r"missing a required argument: 'power'\); write `def __init__\(self, head_dim, num_heads, \*\*options\)`",
+        ),
+        (
+            lambda self, **options: None,
+            r"too many positional.*`super\(\).__init__\(head_dim, num_heads, \*\*options\)`",
+        ),
+        (lambda self, head_dim, num_heads, dropout, block, input_dim: None, "keyword argument 'other_power'"),
+    ],
+)
+def test_a_constructor_that_does_not_take_what_it_is_given_is_refused(own_register, constructor, message):
+    with pytest.raises(LeapformerError, match=f"mechanism 'other': __init__ of .*{message}"):
+        register("other", Option("other_power", 2, ""))(type("Other", (Relu,), {"__init__": constructor}))
+    assert "other" not in own_register.MECHANISMS
+
+
+def test_options_that_a_constructor_drops_are_refused(own_register):
+    @register("other", Option("other_power", 2, ""))
+    class Other(Relu):
+        """A constructor that hands nothing on."""
+
+        def __init__(self, head_dim, num_heads, **options):
+            super().__init__(head_dim, num_heads)
+
+    for given in ({"other_power": 3}, {"block": "encoder-self"}):
+        with pytest.raises(LeapformerError, match="class Other drops options; write `super"):
+            build("other", 8, 2, **given)
+
+
+@pytest.mark.parametrize(
+    "name", ["my signs", "signs,leap", "leap*4", "leap:x=1", "a/b", "", "-leap", "x=1", "été", "one\n", 3]
+)
+def test_a_name_that_commands_cannot_read_is_refused(name):
+    with pytest.raises(LeapformerError, match="commands cannot read this name; take letters, digits, - and _") as error:
+        register(name)
+    assert "\n" not in str(error.value)
+
+
+def test_a_decorator_without_a_name_says_how_it_is_written():
+    class MySigns(Relu):
+        """Registered without parentheses."""
+
+    for decorator in (register, register_policy, register_predictor):
+        with pytest.raises(LeapformerError, match=r'class MySigns has no name; write @register\("my-signs"\)'):
+            decorator(MySigns)
+
+
+@pytest.mark.parametrize(
+    ("declare", "message"),
+    [
+        (
+            lambda: Capabilities(unsupported={"decoder_cross": "why"}),
+            "block 'decoder_cross' is unknown; did you mean decoder-cross.*choose from: encoder-self, decoder-self, de",
+        ),
+        (lambda: Capabilities(unsupported=["decoder-cross"]), 'a reason for each block, as in {"decoder-cross": "why'),
+        (lambda: Capabilities(unused_projections=("q",)), "projection 'q' is unknown; choose from: q_proj, k_proj"),
+        (lambda: Capabilities(unused_projections="q_proj"), r"give a tuple, as in \('q_proj',\)"),
+        (lambda: Capabilities(needs_input=True), "no such field; did you mean needs_inputs"),
+        (lambda: replace(Capabilities(), prefix=False), "no such field; did you mean prefixes"),
+        (lambda: Capabilities(wrong=1), "no such field; choose from unsupported, prefixes"),
+        (
+            lambda: Option("power", 2, "", chioces=("a",)),
+            r"Option\(chioces=...\): there is no such field; did you mean ch",
+        ),
+    ],
+)
+def test_a_misspelt_declaration_is_refused_with_what_there_is(declare, message):
+    with pytest.raises(LeapformerError, match=message) as error:
+        declare()
+    assert "\n" not in str(error.value) and not str(error.value).endswith(" ")
 
 
 def test_an_option_may_be_shared(own_register):

@@ -45,7 +45,7 @@ class RecurrentMechanism(Mechanism):
 
     #: the output is divided by the sum of a query's weights; otherwise by its root mean square
     averages: ClassVar[bool]
-    #: whether a value replaces what its key read before (delta rule)
+    #: whether a value replaces what its key read before (delta rule): then, and only then, `written` gives a strength
     replaces: ClassVar[bool] = False
     #: queries per block, in which all pairs are compared
     block_queries: ClassVar[int] = 64
@@ -242,6 +242,12 @@ class RecurrentMechanism(Mechanism):
         """What keys write, in the precision of states; padding writes nothing and causes no decay."""
         keys = self.written(accumulated(k), accumulated(v), tokens)
         check_count("written", keys.k.shape[-1], self.features)
+        if (keys.strength is not None) != self.replaces:
+            given, remedy = ("no", "give one") if self.replaces else ("a", "set replaces = True in the class")
+            raise LeapformerError(
+                f"written gives {given} strength, but replaces is {self.replaces}; {remedy}, or an encoder reads keys "
+                "twice or not at all"
+            )
         if self.averages:
             keys = keys._replace(v=linear.append_ones(keys.v))
         return keys if tokens.keep is None else keys.kept(tokens.keep[:, None, :, None])

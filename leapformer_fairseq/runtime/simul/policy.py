@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 
-from ...support.declared import Option, checked, enroll, place
+from ...support.declared import Option, checked, enrolled, place
 from ...support.errors import LeapformerError, first_line, suggestion
 
 ENTRY_POINTS = "leapformer_fairseq.policies"  # the group in which installed packages name theirs
@@ -149,14 +149,9 @@ def register(name: str, *options: Option) -> Callable[[P], P]:
     """Class decorator that registers a policy under `name` with its `options`.
 
     Policies may share an option if they declare it identically. Raises LeapformerError if the name is taken, an option
-    is declared differently, or the class is no policy or has no `write`.
+    is declared differently, or the class is no policy, has no `write` or does not take options.
     """
-
-    def add(cls: P) -> P:
-        enroll("policy", Policy, POLICIES, OPTIONS, cls, name, options)
-        return cls
-
-    return add
+    return enrolled("policy", Policy, POLICIES, OPTIONS, name, options)
 
 
 def is_ours(policy: type[Policy]) -> bool:
