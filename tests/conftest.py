@@ -60,12 +60,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """With --maxfail, one promise of a --mechanism that is broken ends the run: it says best what is wrong."""
     report = yield
-    if (
-        report.failed
-        and item.config.getoption("--mechanism")
-        and item.config.getoption("maxfail")
-        and _is_contract(item)
-    ):
+    options = item.config.option
+    if report.failed and options.mechanism and options.maxfail and _is_contract(item):
         item.session.shouldfail = "a promise is broken"
     return report
 

@@ -143,7 +143,7 @@ def negative_sum(mechanism: Mechanism) -> str | None:
     sums = (queries @ keys.mT).cumsum(-1)
     for row, _, query, count in (sums < -1e-9).nonzero().tolist()[:1]:
         return (
-            f"the similarities of query {query + 1} of sequence {row + 1} with the first {count + 1} keys sum to "
+            f"the similarities of query {query + 1} of sequence {row + 1} with keys 1 to {count + 1} sum to "
             f"{float(sums[row, :, query, count].min()):.3g}, and outputs are divided by such sums; map to features of "
             "at least 0, or give norms that are (`Features(x, norm)`)"
         )
@@ -316,7 +316,7 @@ class Bare(ReLULinear):
         (
             negative_sum,
             Signed,
-            r"the similarities of query 1 of sequence 1 with the first \d keys sum to -[\d.e+]+, and outputs are d",
+            r"the similarities of query 1 of sequence 1 with keys 1 to \d sum to -[\d.e+]+, and outputs are d",
         ),
         (unlike_at_once, WithoutPadding, "write: padding, where key.keep is False, was written to the state"),
         (unlike_at_once, Forgetful, "write: 1 keys and then 4 give another state than 5 at once"),
@@ -385,8 +385,8 @@ class FewSlots(SlotSums):
         (Wide, "map_queries gives 16 features of a token, but self.features is 8; set self.features = ... to"),
         (Bare, r"map_keys returned a Tensor; return Features\(x\), x \(B, H, T, F\)"),
         (Narrow, "written gives 7 features of a token, but self.features is 8; set self.features"),
-        (Unsaid, "written gives a strength, but replaces is False; set replaces = True in the class, or an encoder"),
-        (Said, "written gives no strength, but replaces is True; give one, or"),
+        (Unsaid, "written gives a strength, but replaces is False; give none, or set replaces = True in the cl"),
+        (Said, "written gives no strength, but replaces is True; give one, or set replaces = False in the class"),
         (FewSlots, "control gives 8 numbers for a token, but there are 32 slots; give one for each of self.slots"),
     ],
 )

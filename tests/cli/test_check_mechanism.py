@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -12,6 +14,7 @@ from leapformer_fairseq.cli import check_mechanism
 from leapformer_fairseq.cli.check_mechanism import first_failure, support
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.support import user_dir
+from tests import conftest
 from tests.commands import leapformer, run
 
 TOYS = Path(__file__).parent.parent / "toys"
@@ -100,6 +103,50 @@ def test_code_of_the_user_that_fails_is_named_by_file_and_line(tmp_path):
     )
 
 
+def test_a_constructor_without_options_is_named_by_file_and_line(tmp_path, capsys):
+    own = tmp_path / "bare"
+    own.mkdir()
+    text = (TOYS / "cubic.py").read_text()
+    (own / "__init__.py").write_text(f"{text}\n    def __init__(self, head_dim, num_heads):\n        pass\n")
+    line = next(n for n, words in enumerate(text.splitlines(), 1) if words.startswith("@register"))
+    refused = run(leapformer("check-mechanism", str(own)))
+    assert (
+        refused.returncode == 2
+        and f"{own}/__init__.py, line {line}: mechanism 'toy-cubic': __init__ " in refused.stderr
+    )
+    assert "write `def __init__(self, head_dim, num_heads, **options)`" in refused.stderr
+
+
+@pytest.mark.parametrize("rest", ["", "cd here; pytest"])
+def test_a_run_that_ended_early_says_how_to_run_all(rest, monkeypatch, capsys):
+    outcome = check_mechanism.Outcome(2, [check_mechanism.Failure("tests/a.py::test_a", ["no"])], rest)
+    monkeypatch.setattr(check_mechanism, "test", lambda *_: outcome)
+    assert check_mechanism._check("leap", Path("/checkout/tests"), True) == 1
+    printed = capsys.readouterr().out
+    assert ("the run ended there, before the other tests; run all with: cd here; pytest\n" in printed) == bool(rest)
+
+
+@pytest.mark.parametrize(
+    ("file", "failed", "most", "ends"),
+    [
+        ("contract", True, 5, True),
+        ("contract", True, 0, False),
+        ("contract", False, 5, False),
+        ("forms", True, 5, False),
+    ],
+)
+def test_a_broken_promise_ends_a_run_that_may_end_early(file, failed, most, ends):
+    options = SimpleNamespace(mechanism="mine", maxfail=most)
+    session, config = SimpleNamespace(shouldfail=False), SimpleNamespace(option=options)
+    item = SimpleNamespace(nodeid=f"tests/attention/test_{file}.py::test_a", config=config, session=session)
+    hook = conftest.pytest_runtest_makereport(item)
+    next(hook)
+    with pytest.raises(StopIteration):
+        hook.send(SimpleNamespace(failed=failed))
+    assert bool(session.shouldfail) == ends
+    assert not ends or re.search(check_mechanism.STOPPED, f"!!!!! {session.shouldfail} !!!!!")
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("right", [True, False])
 def test_the_shared_tests_tell_a_right_mechanism_from_a_wrong_one(right, tmp_path):
@@ -112,4 +159,4 @@ def test_the_shared_tests_tell_a_right_mechanism_from_a_wrong_one(right, tmp_pat
     checked = run(leapformer("check-mechanism", str(own), "--quick"), tmp_path)
     assert checked.returncode == (not right), checked.stdout + checked.stderr
     assert (", 0 failed" in checked.stdout) == right
-    assert ("repeat it with: cd " in checked.stdout) != right
+    assert ("repeat it with: cd " in checked.stdout) == ("run all with: cd " in checked.stdout) == (not right)

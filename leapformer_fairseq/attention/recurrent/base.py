@@ -243,10 +243,10 @@ class RecurrentMechanism(Mechanism):
         keys = self.written(accumulated(k), accumulated(v), tokens)
         check_count("written", keys.k.shape[-1], self.features)
         if (keys.strength is not None) != self.replaces:
-            given, remedy = ("no", "give one") if self.replaces else ("a", "set replaces = True in the class")
+            given, other = ("no", "give one") if self.replaces else ("a", "give none")
             raise LeapformerError(
-                f"written gives {given} strength, but replaces is {self.replaces}; {remedy}, or an encoder reads keys "
-                "twice or not at all"
+                f"written gives {given} strength, but replaces is {self.replaces}; {other}, or set replaces = "
+                f"{not self.replaces} in the class"
             )
         if self.averages:
             keys = keys._replace(v=linear.append_ones(keys.v))
