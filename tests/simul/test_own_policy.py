@@ -444,6 +444,12 @@ MISTAKES = {
     ],
     "register('mine')(type('Less', (Policy,), {'wirte': None}))": ["no method write; did you mean wirte? define it"],
     "register('my-rule')(dict)": ["policy 'my-rule': dict is no Policy; write `class MyRule(Policy)`"],
+    "register('mine', Option('often', 3, ''))(type('Less', (Mine,), {'__init__': lambda self: None}))": [
+        "mine.py, line 6: policy 'mine': __init__ of class Less does not fit (got an unexpected keyword argument 'often')",
+        "; write `def __init__(self, **options)`, and `super().__init__(**options)` in it",
+    ],
+    "register('my rule')(Mine)": ["mine.py, line 6: policy 'my rule': commands cannot read this name; take letters"],
+    "register(Mine)": ['mine.py, line 6: @register above class Mine has no name; write @register("mine")'],
     "Mine.name = 'mine'": ["mine.py registers no policy; write @register(NAME) above its class"],
 }
 
@@ -520,7 +526,6 @@ def test_an_error_in_a_policy_names_its_place(line: str, speech, tmp_path) -> No
     ("method", "part"),
     [
         ("def write(self): pass", "mine.py, line 7: TypeError: Other.write() takes 1"),
-        ("def __init__(self): 1 / 0\n    write = Mine.write", "does not fit (got an unexpected keyword"),
         ("def __init__(self, **_): 1 / 0\n    write = Mine.write", "mine.py, line 9: ZeroDivisionError"),
     ],
 )
