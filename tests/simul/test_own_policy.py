@@ -445,7 +445,7 @@ MISTAKES = {
     "register('mine')(type('Less', (Policy,), {'wirte': None}))": ["no method write; did you mean wirte? define it"],
     "register('my-rule')(dict)": ["policy 'my-rule': dict is no Policy; write `class MyRule(Policy)`"],
     "register('mine', Option('often', 3, ''))(type('Less', (Mine,), {'__init__': lambda self: None}))": [
-        "mine.py, line 6: policy 'mine': __init__ of class Less does not fit (got an unexpected keyword argument 'often')",
+        "mine.py, line 6: policy 'mine': __init__ of class Less does not fit (got an unexpected keyword",
         "; write `def __init__(self, **options)`, and `super().__init__(**options)` in it",
     ],
     "register('my rule')(Mine)": ["mine.py, line 6: policy 'my rule': commands cannot read this name; take letters"],
