@@ -478,7 +478,7 @@ def test_repeats_of_a_curve_go_on_after_the_last_utterance(monkeypatch: pytest.M
     (tmp_path / "runs/a").mkdir(parents=True)
     (tmp_path / "runs/a/scores.json").write_text("{}")
     monkeypatch.setattr(curves, "write_reports", lambda curve: None)
-    study = curves.Curve(tmp_path, [curves.Run(setting, [], words)], 2, utterances, {}, {}, {})
+    study = curves.Curve(tmp_path, [curves.Run(setting, [], words)], 2, utterances, {}, {})
     monkeypatch.setattr(curves.Curve, "reserve", lambda self: None)
     written = curves.log_outcome
 

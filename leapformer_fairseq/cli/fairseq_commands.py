@@ -7,7 +7,9 @@ prints it before it knows the flags of the model, the task and the criterion.
 from __future__ import annotations
 
 import argparse
+import glob
 import importlib
+import json
 import logging
 import os
 import re
@@ -34,7 +36,8 @@ LEAST = {
     **dict.fromkeys(("num_workers", "max_update", "max_epoch", "warmup_updates", "max_len_a", "max_len_b"), 0),
     **dict.fromkeys(("clip_norm", "weight_decay", "label_smoothing", "dropout", "attention_dropout"), 0),
 }
-UNFINISHED = "preprocess.unfinished"  # in the folder of `preprocess`, until it has ended
+UNFINISHED = "preprocess.unfinished"  # in the folder of `preprocess`, until it has ended: its options
+ENDED = "preprocess.options"  # the same file from then on
 EXPORTED = ("generate", "interactive", "eval-lm")  # the commands that accept an exported model as --path
 
 
@@ -221,20 +224,32 @@ def _main_in_new_process(module: str) -> Callable[..., None]:
 
 @contextmanager
 def _repeatable(args: argparse.Namespace) -> Iterator[None]:
-    """Delete the dictionaries of an attempt of `preprocess` that did not end: fairseq refuses to overwrite them."""
+    """Delete the dictionaries of an attempt of `preprocess` that did not end, or that would be made again as they are.
+
+    fairseq refuses to overwrite them. A study that was killed when `preprocess` had just ended repeats it.
+    """
     with owned(args.destdir, "--destdir") as folder:
         given = [Path(path).resolve() for path in (args.srcdict, args.tgtdict) if path]
         dictionaries = [path for path in folder.glob("dict*.txt") if path.resolve() not in given]
-        mark = folder / UNFINISHED
-        if mark.is_file():
+        mark, ended = folder / UNFINISHED, folder / ENDED
+        about = json.dumps(vars(args), default=str, sort_keys=True)
+        same = ended.is_file() and ended.read_text(encoding="utf-8") == about and _older(args, ended)
+        if mark.is_file() or same:
             for path in dictionaries:
                 path.unlink()
-        elif dictionaries:  # of an attempt that ended
+        elif dictionaries:  # of another attempt, that ended
             yield
             return
-        write_text(mark, "")
+        write_text(mark, about)
         yield
-        mark.unlink()
+        mark.replace(ended)
+
+
+def _older(args: argparse.Namespace, made: Path) -> bool:
+    """Whether all texts of `preprocess` are older than what it has made."""
+    prefixes = ",".join(filter(None, (args.trainpref, args.validpref, args.testpref))).split(",")
+    texts = (text for prefix in map(Path, prefixes) for text in prefix.parent.glob(f"{glob.escape(prefix.name)}*"))
+    return all(text.stat().st_mtime_ns <= made.stat().st_mtime_ns for text in texts)
 
 
 @contextmanager

@@ -162,6 +162,8 @@ def mechanism_page(name: str) -> Iterator[str]:
 def _options(options: Iterable[Option]) -> Iterator[str]:
     for option in options:
         choices = f": {', '.join(option.choices)}" if option.choices else ""
+        bounds = (("at least", option.least), ("above", option.above), ("at most", option.most))
+        choices += "".join(f", {words} {bound}" for words, bound in bounds if bound is not None)
         default = "none" if option.default in ("", None) else option.default
         yield f"  {option.flag} ({option.type.__name__}{choices}; default: {default})"
         yield from _wrapped(option.help, 6)

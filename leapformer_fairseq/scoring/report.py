@@ -38,7 +38,8 @@ def score_run(
     instances, compute = read_instances(output, unit), read_compute(output)
     texts = [instance.prediction for instance in instances], [instance.reference for instance in instances]
     latencies = run_latencies(instances, unit)
-    names = [name for scores in latencies for name in scores]
+    # Some utterances lack some of them: the order is that of one with most.
+    names = [name for scores in sorted(latencies, key=len, reverse=True) for name in scores]
     report = combined(instances, quality(*texts, tokenize, training), latencies, names, unit, "AL")
     return report | {
         "compute": None

@@ -194,10 +194,11 @@ def owned_folders() -> list[str]:
     return folders
 
 
-def holds_files(folder: Path) -> bool:
-    """Whether a folder holds anything but a lock and partial files, which a killed command leaves behind."""
+def holds_files(folder: Path, but: str = LOCK) -> bool:
+    """Whether a folder holds anything but a lock, partial files, which a killed command leaves behind, and `but`."""
     return folder.is_dir() and any(
-        path.name != LOCK and not (path.name[0] == "." and path.suffix == ".partial") for path in folder.iterdir()
+        path.name not in (LOCK, but) and not (path.name[0] == "." and path.suffix == ".partial")
+        for path in folder.iterdir()
     )
 
 
@@ -314,8 +315,9 @@ def locked_folder(
 
     Call it in a folder that the process owns (see `owned`). The JSON file `record` in the folder keeps `about` and the
     `signature`, if given. With `grows`, keys that the record lacks are added; without, they count as a difference.
-    `among_others` allows a folder that holds other files but no record; without `write`, it is only checked. `what` is
-    the noun for such a run in messages.
+    `among_others` allows a folder that holds other files but no record; without `write`, it is only checked. A record
+    that is alone in its folder is of a run that came to nothing: without `grows` and `among_others` it is replaced.
+    `what` is the noun for such a run in messages.
 
     Raises LeapformerError if the record differs or is damaged, if a folder without a record is not empty, or if the
     folder or the record cannot be written.
@@ -323,7 +325,8 @@ def locked_folder(
     folder, recorded = Path(path), dict[str, Any]()
     file = folder / record
     wanted = json.loads(json.dumps(about))  # in the form in which it is read back: a tuple becomes a list
-    if file.is_file():
+    came_to_nothing = not (among_others or grows or holds_files(folder, but=record))
+    if file.is_file() and not came_to_nothing:
         recorded = read_json(file, remedy="choose another folder or delete all of this one")
         for name, ours in wanted.items():
             theirs = recorded.get(name, ours if grows else _MISSING)
@@ -332,7 +335,7 @@ def locked_folder(
                     f"--out {folder} holds a {what} with another {_difference(name, theirs, ours)}; "
                     "choose another folder or delete it"
                 )
-    elif not among_others and holds_files(folder):
+    elif not among_others and holds_files(folder, but=record):
         raise LeapformerError(f"--out {folder} is not empty and holds no {what}; choose another folder")
     if not write:
         return folder

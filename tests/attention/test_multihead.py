@@ -6,6 +6,7 @@ import copy
 import pickle
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ from ..covering import each_with_one
 DIM, HEADS, T, S, SOURCE = 32, 4, 12, 20, 16
 OPTIONS: dict[str, dict[str, Any]] = {
     "cosformer": {"cosformer_length": 50},
-    "abc-pool": {"abc_pool_size": 10},
+    "abc-pool": {"abc_pool_size": 40},
     "sparsefinder-distance": {},
 }
 FEATURES = ({}, {"kv_heads": 2}, {"rotary": 10_000.0, "normalise": True})
@@ -503,9 +504,9 @@ ALL = pytest.mark.parametrize(
 
 
 def with_gradients(attention: Attention, block: str, run: Callable[..., Tensor], count: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(5)
-    x = torch.randn(2, count, DIM, generator=generator).requires_grad_()
-    source = [torch.randn(2, count + 3, DIM, generator=generator)] if block == "decoder-cross" else []
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(5), dtype=next(attention.parameters()).dtype)
+    x = draw(2, count, DIM).requires_grad_()
+    source = [draw(2, count + 3, DIM)] if block == "decoder-cross" else []
     keep = torch.arange(count + 3 * len(source)) < torch.tensor([[count + 3], [count - 3]])
     torch.manual_seed(7)
     out = run(x, *source, keep=keep)[:, : count - 3]
@@ -522,10 +523,10 @@ def agree(one: list[Tensor], other: list[Tensor], tolerance: float) -> None:
 @ALL
 @pytest.mark.filterwarnings("ignore")
 def test_a_layer_is_one_graph_for_the_compiler(name, block):
-    attention = Attention(name, DIM, HEADS, block=block, **OPTIONS.get(name, {}))
+    attention = Attention(name, DIM, HEADS, block=block, **OPTIONS.get(name, {})).double()
     torch._dynamo.reset()
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
-    agree(*(with_gradients(attention, block, run, 70) for run in (compiled, attention)), tolerance=1e-4)
+    agree(*(with_gradients(attention, block, run, 70) for run in (compiled, attention)), tolerance=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -544,7 +545,7 @@ def test_a_long_sequence_is_one_graph_of_few_operations():
 @pytest.mark.parametrize("again", [False, True], ids=["saved", "again"])
 @pytest.mark.filterwarnings("ignore")
 def test_copies_and_checkpoints_change_nothing(name, block, again):
-    attention = Attention(name, DIM, HEADS, block=block, **OPTIONS.get(name, {}))
+    attention = Attention(name, DIM, HEADS, block=block, **OPTIONS.get(name, {})).double()
     bounds = {"kept_numbers": 0, "kept_slot_tokens": 0, "segment_tokens": 256, "segment_slot_tokens": 256}
     with dispatch.override(**bounds if again else {}):
         expected = with_gradients(attention, block, attention, 300)
@@ -552,18 +553,18 @@ def test_copies_and_checkpoints_change_nothing(name, block, again):
         def checkpointed(reentrant: bool) -> Callable[..., Tensor]:
             return lambda *x, keep: checkpoint(lambda *x: attention(*x, keep=keep), *x, use_reentrant=reentrant)
 
-        agree(with_gradients(attention, block, checkpointed(False), 300), expected, 1e-6)
-        x, keep = torch.randn(2, 300, DIM, requires_grad=True), torch.ones(2, 300).bool()
-        source = [torch.randn(2, 300, DIM)] if block == "decoder-cross" else []
+        agree(with_gradients(attention, block, checkpointed(False), 300), expected, 1e-9)
+        x, keep = torch.randn(2, 300, DIM, dtype=torch.double, requires_grad=True), torch.ones(2, 300).bool()
+        source = [torch.randn(2, 300, DIM).double()] if block == "decoder-cross" else []
         outs = []
         for run in (checkpointed(True), attention):
             torch.manual_seed(7)
             attention.zero_grad()
             run(x, *source, keep=keep).square().sum().backward()
             outs.append([p.grad.clone() for p in attention.parameters() if p.grad is not None])
-        agree(*outs, tolerance=1e-6)
+        agree(*outs, tolerance=1e-9)
         for same in (copy.deepcopy(attention), pickle.loads(pickle.dumps(attention))):
-            agree(with_gradients(same, block, same, 300), expected, 1e-6)
+            agree(with_gradients(same, block, same, 300), expected, 1e-9)
 
 
 @ALL

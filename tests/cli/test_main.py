@@ -247,7 +247,10 @@ class TestList:
     )
     def test_an_unknown_name_is_one_line_with_what_may_be_meant(self, name, message, capsys):
         assert cli.main(["list", name]) == 2
-        remedy = "`leapformer list` shows all; --user-dir FOLDER adds those that its __init__.py imports"
+        remedy = (
+            "`leapformer list` shows all; --user-dir FOLDER adds the mechanisms that its __init__.py imports, "
+            "--policy-file FILE policies"
+        )
         assert capsys.readouterr() == ("", f"leapformer: error: {message}{remedy}\n")
 
     def test_a_name_and_json(self, capsys):

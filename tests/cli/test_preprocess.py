@@ -29,9 +29,14 @@ def test_an_attempt_that_failed_can_be_repeated(words, tmp_path, capsys):
 def test_a_dictionary_of_an_attempt_that_ended_is_not_replaced(words, tmp_path, capsys):
     (tmp_path / "valid").write_text("a\n")
     assert main(words) == 0
-    for _ in range(2):
-        assert main(words) != 0
-        assert "dict.txt exists already" in capsys.readouterr().err
+    assert main(words) == 0, "a study that was killed right after it repeats it"
+    (tmp_path / "train").write_text("a b c\n" * 3)
+    before = (tmp_path / "binary/dict.txt").read_text()
+    for again in (words, [*words, "--workers", "2"]):
+        for _ in range(2):
+            assert main(again) != 0
+            assert "dict.txt exists already" in capsys.readouterr().err
+    assert (tmp_path / "binary/dict.txt").read_text() == before
 
 
 def test_a_given_dictionary_in_the_folder_is_kept(words, tmp_path, capsys):

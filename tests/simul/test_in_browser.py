@@ -269,7 +269,7 @@ class TestRefusals:
                 "--policy alignatt",
                 "--policy alignatt with --in-browser, which has only wait-k, hold-n, local-agreement,",
             ),
-            ("--policy mine", "--policy mine with --in-browser, which has only wait-k, hold-n"),
+            ("--policy mine", "--policy 'mine': choose from wait-k, hold-n"),
             ("--beam 4", "--beam 4 with --in-browser, which does not have it"),
             ("--policy hold-n --history window", "--history window with --policy hold-n and --in-browser"),
             ("--policy offline --history window", "--history window with --policy offline and --in-browser"),

@@ -171,12 +171,23 @@ def test_the_same_run_finds_its_folder_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize("among_others", [False, True])
 def test_another_run_is_refused_and_told_apart(tmp_path: Path, about: dict, which: str, among_others: bool) -> None:
     lock_run(tmp_path)
+    (tmp_path / "results").touch()
     expected = f"--out {tmp_path} holds a run with another {which}; choose another folder or delete it"
     assert refusal(tmp_path, about, among_others=among_others) == expected
 
 
+def test_a_run_that_came_to_nothing_holds_no_folder(tmp_path: Path) -> None:
+    lock_run(tmp_path, {"k": 3, "beam": 1})
+    (tmp_path / LOCK).touch()
+    lock_run(tmp_path, {"k": 5})
+    assert read_json(tmp_path / "run.json") == {"k": 5}
+    (tmp_path / "results").touch()
+    assert "holds a run with another k (5, not 3)" in refusal(tmp_path, {"k": 3})
+
+
 def test_a_long_value_is_cut(tmp_path: Path) -> None:
     lock_run(tmp_path, {"text": "a" * 1000})
+    (tmp_path / "results").touch()
     assert len(refusal(tmp_path, {"text": "b"}).removeprefix(f"--out {tmp_path}")) < 300
 
 
@@ -198,6 +209,7 @@ def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_damaged_record_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
+    (tmp_path / "results").touch()
     for settings in {}, {"grows": True}, {"among_others": True}:
         message = refusal(tmp_path, **settings)
         assert message.startswith(f"{tmp_path / 'run.json'} is damaged (") and "choose another folder" in message
@@ -316,7 +328,7 @@ def test_a_command_waits_for_what_another_one_makes(
 
 def test_one_that_waited_sees_what_the_other_one_made(tmp_path: Path) -> None:
     """Options are compared once the folder is its own."""
-    code = f"locked_folder({str(tmp_path)!r}, 'run.json', {{'k': 1}}, 'run')"
+    code = f"locked_folder({str(tmp_path)!r}, 'run.json', {{'k': 1}}, 'run'), open({str(tmp_path / 'results')!r}, 'w')"
     with another_in(tmp_path, code) as other:
         threading.Timer(0.3, other.kill).start()
         refused = pytest.raises(LeapformerError, match=r"another k \(1, not 2\)")

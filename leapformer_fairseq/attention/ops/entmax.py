@@ -36,16 +36,15 @@ def entmax_weights(scores: Tensor, alpha: Tensor | float) -> Tensor:
 def _weights(z: Tensor, power: Tensor | float) -> Tensor:
     """[z - tau]_+ ** power for z (.., S) with maximum 0 in each row; rows in which all z are below -1 give zeros."""
     tau = torch.full_like(z[..., :1], -1)
-    above = torch.empty_like(z)
+    room = None if dispatch.is_traced() else torch.empty_like(z)  # autograd, which a graph may run under, allows none
     for _ in range(STEPS):
-        torch.sub(z, tau, out=above).clamp_min_(0)
-        step = _newton_step(above, power)
-        tau += step
+        step = _newton_step(torch.sub(z, tau, out=room).clamp_min_(0), power)
+        tau = tau + step
         # On a GPU the host would have to wait, and a graph has no values.
         if z.is_cpu and not dispatch.is_traced() and not bool((step > torch.finfo(z.dtype).eps).any()):
             break
-    torch.sub(z, tau, out=above).clamp_min_(0)
-    weights = above.square_() if isinstance(power, float) and power == 2 else _powered(above, power)
+    above = torch.sub(z, tau, out=room).clamp_min_(0)
+    weights = above.square() if isinstance(power, float) and power == 2 else _powered(above, power)
     return weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
 
 

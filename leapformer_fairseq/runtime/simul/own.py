@@ -91,14 +91,14 @@ def decide(policy: Policy, draft: Draft) -> None:
 
 
 def digest(files: Sequence[str]) -> str:
-    """What tells versions of these files apart, "" without any; of a folder, all its Python files count."""
+    """Their names, and what tells their versions apart; "" without any. Of a folder, all its Python files count."""
     found = hashlib.sha256()
     if not files:
         return ""
     for path in map(Path, files):
         for place in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             found.update(place.read_bytes())
-    return found.hexdigest()[:12]
+    return f"{', '.join(Path(file).name for file in files)}, version {found.hexdigest()[:12]}"
 
 
 def options(words: Sequence[str]) -> list[Option]:
