@@ -76,8 +76,17 @@ class State:
 
     @classmethod
     def cat(cls, states: Sequence[Self]) -> Self:
-        """The state of the batch entries of several states of one mechanism, which may have read different lengths."""
+        """The state of the batch entries of several states of one mechanism, which may have read different lengths.
+
+        Raises LeapformerError where tensors grow with the text: their class must pad them.
+        """
         each = [state.tensors() for state in states]
+        for name, first in each[0].items():
+            if any(tensors[name].shape[1:] != first.shape[1:] for tensors in each):
+                raise LeapformerError(
+                    f"{cls.__name__}.{name} has other sizes in other states, so they cannot be joined; define "
+                    "the class method cat of this state, which pads them"
+                )
         return cls(**{name: torch.cat([tensors[name] for tensors in each]) for name in each[0]})
 
     def of(self, kind: type[S]) -> S:

@@ -105,6 +105,13 @@ def enrolled(
             "or a digit"
         )
 
+    for option in declared:
+        if not option.name.isidentifier():  # it is read as `self.chosen.NAME`
+            remedy = f"write {python!r}, " if (python := re.sub(r"\W+", "_", option.name.lstrip("-"))) else ""
+            raise LeapformerError(
+                f"option {option.name!r} of {noun} {name!r} is no Python name; {remedy}whose flag has hyphens"
+            )
+
     def add(thing: C) -> C:
         _enroll(noun, base, things, options, thing, name, declared)
         return thing

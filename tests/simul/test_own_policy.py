@@ -366,7 +366,10 @@ def test_help_and_list_tell_of_it(capsys) -> None:
     assert "--threshold X" in capsys.readouterr().out
     assert main(["list", "policies", "--policy-file", FILE]) == 0
     printed = capsys.readouterr().out
-    assert "confident\n  Write while the probability" in printed and "--threshold (float; default: 0.8)" in printed
+    assert (
+        "confident\n  Write while the probability" in printed
+        and "--threshold (float, at least 0, at most 1; default: 0.8)" in printed
+    )
     assert main(["list", "confident", "--policy-file", FILE]) == 0 and capsys.readouterr().out in printed
     assert main(["list", "confidant", "--policy-file", FILE]) == 2
     assert "did you mean confident? " in capsys.readouterr().err
@@ -449,6 +452,9 @@ MISTAKES = {
         "; write `def __init__(self, **options)`, and `super().__init__(**options)` in it",
     ],
     "register('my rule')(Mine)": ["mine.py, line 6: policy 'my rule': commands cannot read this name; take letters"],
+    "register('mine', Option('least-share', 0.5, ''))(Mine)": [
+        "mine.py, line 6: option 'least-share' of policy 'mine' is no Python name; write 'least_share', whose flag has"
+    ],
     "register(Mine)": ['mine.py, line 6: @register above class Mine has no name; write @register("mine")'],
     "Mine.name = 'mine'": ["mine.py registers no policy; write @register(NAME) above its class"],
 }

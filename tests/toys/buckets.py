@@ -1,8 +1,10 @@
 """A sparsity pattern."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from leapformer_fairseq.attention import Capabilities, Mask, Mechanism, State, TokenInfo, register
@@ -16,6 +18,14 @@ class Kept(State):
     k: Tensor
     v: Tensor
     keep: Tensor
+
+    @classmethod
+    def cat(cls, states: "Sequence[Kept]") -> "Kept":
+        """Texts of different lengths: the shorter ones begin with keys that are not real."""
+        longest = max(state.keep.shape[1] for state in states)
+        each = [(x, longest - x.keep.shape[1]) for x in states]
+        k, v = (torch.cat([F.pad(getattr(x, name), (0, 0, n, 0)) for x, n in each]) for name in "kv")
+        return cls(k, v, torch.cat([F.pad(x.keep, (n, 0)) for x, n in each]))
 
 
 @register("toy-buckets")
