@@ -26,6 +26,7 @@ from leapformer_fairseq.studies.recipes.recipe import training
 from leapformer_fairseq.support.errors import LeapformerError
 
 from .commands import done, leapformer, run
+from .covering import kept
 from .data.tiny_corpus import tiny_corpus
 from .data.tts_trees import MELS, tts_tree
 from .forks import Fork
@@ -184,12 +185,7 @@ def parameters(save: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [
-        pytest.param(name, way, marks=[] if (name, way) in BY_DEFAULT else pytest.mark.full)
-        for name in CASES
-        for way in ("c10d", "legacy_ddp")
-        if NOT_BY.get(name) != way
-    ],
+    kept([(name, way) for name in CASES for way in ("c10d", "legacy_ddp") if NOT_BY.get(name) != way], *BY_DEFAULT),
 )
 def test_two_processes_train_what_one_does_with_two_batches_an_update(data, name, way):
     one, two = parameters(trained(data, name)), parameters(trained(data, name, way))

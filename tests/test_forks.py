@@ -12,6 +12,7 @@ import pytest
 
 from . import forks
 from .commands import leapformer, run
+from .covering import kept
 
 COMMANDS = {
     "an answer": ["doctor"],
@@ -21,9 +22,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if "fairseq" in name else pytest.mark.full) for name in COMMANDS]
-)
+@pytest.mark.parametrize("name", kept(COMMANDS, *(name for name in COMMANDS if "fairseq" in name)))
 def test_status_and_output(name, tmp_path):
     command = leapformer(*COMMANDS[name])
     alone = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

@@ -235,7 +235,10 @@ class AttentionBlock(nn.Module):
         `keep` is that of the source, `target_keep` that of the next tokens: None under wait-k.
         """
         memory.leave_inference()
-        weights = self._step_weights(query, source, keep, memory, mask, target_keep) if wanted else None
+        weights = None
+        if wanted:
+            tokens = self._next_queries(query, target_keep, memory)
+            weights = self._step_weights(query, tokens, source, keep, memory, mask)
         outputs = []
         # Under wait-k, one query at a time, since each sees more of the source than the one before.
         count = self._columns(query)
@@ -245,18 +248,14 @@ class AttentionBlock(nn.Module):
             memory.advance(self._columns(part), target_keep)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, self._dim), weights
 
+    def _next_queries(self, query: Tensor, keep: Tensor | None, memory: Memory) -> TokenInfo:
+        """What is known of the next tokens, which are queries of cross-attention; `keep` is theirs."""
+        return self.described(memory.tokens(self._columns(query), keep, query.device), query, as_keys=False)
+
     def _step_weights(
-        self,
-        query: Tensor,
-        source: Tensor,
-        keep: Tensor | None,
-        memory: Memory,
-        mask: Mask,
-        target_keep: Tensor | None,
+        self, query: Tensor, tokens: TokenInfo, source: Tensor, keep: Tensor | None, memory: Memory, mask: Mask
     ) -> Tensor:
         """Cross-attention weights (B, H, T, S) of the next tokens."""
-        tokens = memory.tokens(self._columns(query), target_keep, query.device)
-        tokens = self.described(tokens, query, as_keys=False)
         key = self.described(TokenInfo.whole(self._columns(source), keep, source.device), source)
         mask = mask.after(memory.queries) if isinstance(mask, PrefixMask) else None
         q, (k, _) = self.project_queries(query, tokens), self.project_keys(source, key)
@@ -282,11 +281,11 @@ class AttentionBlock(nn.Module):
 
     def _read(self, query: Tensor, state: State, memory: Memory, keep: Tensor | None) -> Tensor:
         """Cross-attention of more tokens to a state of the source; `keep` is theirs."""
-        count = self._columns(query)
-        step = memory.fused(query.device) if count == 1 and keep is None and memory.padded is None else None
+        one = self._columns(query) == 1
+        step = memory.fused(query.device) if one and keep is None and memory.padded is None else None
         if step is not None:
             return self._as_column(step(self._column(query), state, memory.queries + 1, memory.lengths))
-        tokens = self.described(memory.tokens(count, keep, query.device), query, as_keys=False)
+        tokens = self._next_queries(query, keep, memory)
         heads = self.mechanism.read_shared(state, self.project_queries(query, tokens), tokens, memory.shared)
         return self.project_out(heads)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..support.errors import LeapformerError
 
 
-def at_least(least: int, *numbers: Any) -> bool:
+def whole_from(least: int, *numbers: Any) -> bool:
     """Whether these are whole numbers, such as those of numpy or of a graph, and none is smaller."""
     whole: Any = (int, Integral, torch.SymInt)
     return all(isinstance(number, whole) and number >= least for number in numbers)
@@ -33,9 +33,9 @@ class PrefixMask:
     ratio: int = 1
 
     def __post_init__(self) -> None:
-        if not at_least(1, self.lagging):
+        if not whole_from(1, self.lagging):
             raise LeapformerError(f"lagging k is {self.lagging!r}; a query must see something, choose k >= 1, whole")
-        if not at_least(1, self.ratio):
+        if not whole_from(1, self.ratio):
             raise LeapformerError(f"pre-decision ratio is {self.ratio!r}; choose at least 1 encoder frame per decision")
 
     @property
@@ -80,7 +80,7 @@ class ChunkMask:
     past: int | None = None
 
     def __post_init__(self) -> None:
-        if not at_least(1, self.size) or not at_least(0, self.ahead, *(() if self.past is None else (self.past,))):
+        if not whole_from(1, self.size) or not whole_from(0, self.ahead, *(() if self.past is None else (self.past,))):
             raise LeapformerError(
                 f"chunks of {self.size!r} tokens, {self.ahead!r} ahead, {self.past!r} past: give whole numbers, at "
                 "least 1, and none below 0"

@@ -17,7 +17,7 @@ from ..support.errors import LeapformerError
 from .block import AttentionBlock, Memory
 from .capabilities import BLOCKS, DECODER_CROSS, DECODER_SELF, ENCODER_SELF, Context
 from .decoding.step import Step
-from .masks import CAUSAL, ChunkMask, Mask, PrefixMask, at_least
+from .masks import CAUSAL, ChunkMask, Mask, PrefixMask, whole_from
 from .mechanism import Mechanism, State
 from .options import in_library
 from .positions import rotate, rotation
@@ -84,9 +84,9 @@ class Attention(AttentionBlock):
             raise LeapformerError(f"block {block!r} is unknown; choose from: {', '.join(BLOCKS)}")
         kv_heads = heads if kv_heads is None else kv_heads
         for small, large, what in ((heads, dim, "dim"), (kv_heads, heads, "heads")):
-            if not at_least(1, small, large) or large % small:
+            if not whole_from(1, small, large) or large % small:
                 raise LeapformerError(f"{what}={large!r} is no multiple of {small!r} heads; change one of them")
-        if source_dim is not None and not at_least(1, source_dim):
+        if source_dim is not None and not whole_from(1, source_dim):
             raise LeapformerError(f"source_dim={source_dim!r}: give a whole number")
         if not isinstance(dropout, (float, Real)) or not 0 <= dropout <= 1:
             raise LeapformerError(f"dropout={dropout!r}: give a probability, from 0 to 1")

@@ -107,30 +107,37 @@ def enrolled(
 
     for option in declared:
         if not option.name.isidentifier():  # it is read as `self.chosen.NAME`
-            remedy = f"write {python!r}, " if (python := re.sub(r"\W+", "_", option.name.lstrip("-"))) else ""
+            python = re.sub(r"\W+", "_", option.name.lstrip("-"))
+            remedy = f"write {python!r}, " if python else ""
             raise LeapformerError(
                 f"option {option.name!r} of {noun} {name!r} is no Python name; {remedy}whose flag has hyphens"
             )
 
     def add(thing: C) -> C:
-        _enroll(noun, base, things, options, thing, name, declared)
+        if name in things:
+            raise LeapformerError(f"{noun} {name!r} is already registered by {place(things[name])}; rename it")
+        _check_class(noun, name, base, thing, declared)
+        for option in declared:
+            before = options.get(option.name, option)
+            if before != option:
+                others = (place(other) for other in things.values() if before in other.options)
+                raise LeapformerError(
+                    f"option {option.name!r} of {noun} {name!r} has {_difference(option, before)} in its first "
+                    f"declaration{next((f' ({other})' for other in others), '')}; declare it identically or rename it"
+                )
+        options.update({option.name: option for option in declared})
+        things[name] = thing
+        things[name].name, things[name].options = name, declared
         return thing
 
     return add
 
 
-def _enroll(
-    noun: str,
-    base: type,
-    things: dict[str, Any],
-    options: dict[str, Option],
-    thing: Any,
-    name: str,
-    declared: tuple[Option, ...],
-) -> None:
-    """What `enrolled` does with a class."""
-    if name in things:
-        raise LeapformerError(f"{noun} {name!r} is already registered by {place(things[name])}; rename it")
+def _check_class(noun: str, name: str, base: type, thing: Any, declared: Iterable[Option]) -> None:
+    """Raise LeapformerError for a class that is not derived from `base`, is abstract, or cannot be built as `base` is.
+
+    `noun` and `name` say what it is to be.
+    """
     if not (isinstance(thing, type) and issubclass(thing, base)):
         raise LeapformerError(
             f"{noun} {name!r}: {getattr(thing, '__name__', thing)} is no {base.__name__}; write `class "
@@ -144,17 +151,6 @@ def _enroll(
         )
     if problem := _unbuildable(thing, base, declared):
         raise LeapformerError(f"{noun} {name!r}: __init__ of class {thing.__name__} {problem}")
-    for option in declared:
-        before = options.get(option.name, option)
-        if before != option:
-            others = (place(other) for other in things.values() if before in other.options)
-            raise LeapformerError(
-                f"option {option.name!r} of {noun} {name!r} has {_difference(option, before)} in its first declaration"
-                f"{next((f' ({other})' for other in others), '')}; declare it identically or rename it"
-            )
-    options.update({option.name: option for option in declared})
-    things[name] = thing
-    things[name].name, things[name].options = name, declared
 
 
 def place(thing: Any) -> str:

@@ -325,8 +325,8 @@ def locked_folder(
     folder, recorded = Path(path), dict[str, Any]()
     file = folder / record
     wanted = json.loads(json.dumps(about))  # in the form in which it is read back: a tuple becomes a list
-    came_to_nothing = not (among_others or grows or holds_files(folder, but=record))
-    if file.is_file() and not came_to_nothing:
+    holds_others = holds_files(folder, but=record)
+    if file.is_file() and (holds_others or among_others or grows):
         recorded = read_json(file, remedy="choose another folder or delete all of this one")
         for name, ours in wanted.items():
             theirs = recorded.get(name, ours if grows else _MISSING)
@@ -335,7 +335,7 @@ def locked_folder(
                     f"--out {folder} holds a {what} with another {_difference(name, theirs, ours)}; "
                     "choose another folder or delete it"
                 )
-    elif not among_others and holds_files(folder, but=record):
+    elif holds_others and not among_others:
         raise LeapformerError(f"--out {folder} is not empty and holds no {what}; choose another folder")
     if not write:
         return folder

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 
 import pytest
@@ -85,21 +87,29 @@ def differing(old: list[Tensor], new: list[Tensor]) -> Tensor:
     return torch.stack(differs).any(0)
 
 
+def spread(run: Callable[..., list[Tensor]], values: Sequence[Tensor], own: Callable[[int], slice]) -> str | None:
+    """Where a change of one token of `values`, each (B, H, T, D), is seen outside of its `own` tokens, in words."""
+    before = run(*values)
+    for row, token in product(range(len(values[0])), range(COUNT)):
+        changed = [x.clone() for x in values]
+        for x in changed:
+            x[row, :, token] += 1
+        differs = differing(before, run(*changed))
+        differs[row, own(token)] = False
+        for at, other in differs.nonzero().tolist():
+            later = ", which comes later" * (own(token).stop is None)
+            cause = f"token {token + 1}{later}" if at == row else f"sequence {row + 1}"
+            return f"token {other + 1} of sequence {at + 1} changed with {cause}"
+    return None
+
+
 def of_other_tokens(mechanism: Mechanism, method: str) -> str | None:
     """What a method wrongly makes of a token, because of other tokens; None: nothing."""
     x, tokens = inputs(COUNT, COUNT)[0], TokenInfo.whole(COUNT)
+    seen = spread(lambda x: mapped(mechanism, method, x, tokens), [x], lambda token: slice(token, token + 1))
+    if seen:
+        return f"{method}: the features of {seen}; map each token by itself"
     together = mapped(mechanism, method, x, tokens)
-    for row, token in product(range(len(x)), range(COUNT)):
-        changed = x.clone()
-        changed[row, :, token] += 1
-        differs = differing(together, mapped(mechanism, method, changed, tokens))
-        differs[row, token] = False
-        for at, other in differs.nonzero().tolist():
-            cause = f"token {token + 1}" if at == row else f"sequence {row + 1}"
-            return (
-                f"{method}: the features of token {other + 1} of sequence {at + 1} changed with {cause}; map each "
-                "token by itself"
-            )
     for row, token in product(range(len(x)), range(COUNT)):
         alone = mapped(mechanism, method, x[row, None, :, token, None], tokens.narrow(token, token + 1))
         if differing([part[row, None, :, token, None] for part in together], alone).any():
@@ -182,19 +192,9 @@ def test_keys_may_be_written_in_parts_and_padding_writes_nothing(name):
 
 def of_later_tokens(mechanism: Mechanism, execution: str) -> str | None:
     """How a causal output depends on a token that it must not see."""
-    q, k, v = inputs(COUNT, COUNT)
-    call = {"mask": CAUSAL, "execution": execution}
-    before = mechanism(q, k, v, **call)
-    for row, token in product(range(2), range(COUNT)):
-        changed = [x.clone() for x in (q, k, v)]
-        for x in changed:
-            x[row, :, token] += 1
-        differs = (mechanism(*changed, **call) - before).abs().amax((1, 3)) > 1e-9
-        differs[row, token:] = False
-        for at, other in differs.nonzero().tolist():
-            cause = f"token {token + 1}, which comes later" if at == row else f"sequence {row + 1}"
-            return f"the causal output at token {other + 1} of sequence {at + 1} changed with {cause} ({execution})"
-    return None
+    run = partial(mechanism, mask=CAUSAL, execution=execution)
+    seen = spread(lambda *qkv: [run(*qkv)], inputs(COUNT, COUNT), lambda token: slice(token, None))
+    return f"the causal output at {seen} ({execution})" if seen else None
 
 
 @pytest.mark.parametrize("name", serving(CAUSAL, state=True))

@@ -29,7 +29,7 @@ from leapformer_fairseq.attention import (
 from leapformer_fairseq.attention.ops import dispatch
 from leapformer_fairseq.support.errors import LeapformerError
 
-from ..covering import each_with_one
+from ..covering import each_with_one, kept
 
 DIM, HEADS, T, S, SOURCE = 32, 4, 12, 20, 16
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -498,9 +498,7 @@ def test_a_scan_leaves_its_state_alone():
 BLOCKS = {"decoder-self": DECODERS, "encoder-self": ENCODERS, "decoder-cross": CROSSING}
 EACH = [(name, block) for block, names in BLOCKS.items() for name in names]
 FEW = [("relu", "decoder-self")]
-ALL = pytest.mark.parametrize(
-    ("name", "block"), [pytest.param(*one, marks=[] if one in FEW else [pytest.mark.full]) for one in EACH]
-)
+ALL = pytest.mark.parametrize(("name", "block"), kept(EACH, *FEW))
 
 
 def with_gradients(attention: Attention, block: str, run: Callable[..., Tensor], count: int) -> list[Tensor]:

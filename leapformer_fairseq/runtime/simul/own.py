@@ -41,19 +41,20 @@ def load(file: str) -> None:
         raise LeapformerError(f"{FLAG} {file}: this is no Python file; give one that ends in .py")
     module = sys.modules[name] = module_from_spec(spec)  # classes of the file find their module there
     run: Callable[[ModuleType], object] = spec.loader.exec_module
-    before: list[tuple[dict[str, Any], dict[str, Any]]] = [(known, dict(known)) for known in (POLICIES, OPTIONS)]
+    registries: tuple[dict[str, Any], ...] = (POLICIES, OPTIONS)
+    before = [dict(registry) for registry in registries]
     try:
         of_user(lambda: run(module), FLAG, name, str(place))
-        if before[0][1] == POLICIES:
+        if before[0] == POLICIES:
             raise LeapformerError(
                 f"{FLAG} {file} registers no policy; write @register(NAME) above its class, or import the file of it"
             )
     except LeapformerError:
         for part in [part for part in sys.modules if f"{part}.".startswith(f"{name}.")]:
             del sys.modules[part]
-        for known, entries in before:
-            known.clear()
-            known.update(entries)
+        for registry, entries in zip(registries, before, strict=True):
+            registry.clear()
+            registry.update(entries)
         raise
 
 
