@@ -181,6 +181,12 @@ class Mechanism(nn.Module):
         None: they see all keys.
         """
 
+    def loop_state(
+        self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
+    ) -> State | None:
+        """`init_state` for `loop`, of tensors in the type of `like`; a size of 0 grows. None: no graph can hold it."""
+        return self.init_state(batch, value_dim, like, key, mask) if self.capabilities.constant_state else None
+
     @abstractmethod
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> State:
         """The state after keys (B, H, S, D) and values (B, H, S, E) were written to it."""

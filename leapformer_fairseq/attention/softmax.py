@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +19,30 @@ from .registry import register
 from .tokens import TokenInfo
 
 
+class Cache(State):
+    """Keys and values of the tokens read so far."""
+
+    @property
+    def count(self) -> int:
+        """The number of columns in use, the same in every row."""
+        raise NotImplementedError
+
+    def append(self, k: Tensor, v: Tensor, keep: Tensor | None) -> None:
+        """Add keys (B, H, S, D) and values (B, H, S, E); `keep` (B, S) is False at padding, None without padding."""
+        raise NotImplementedError
+
+    def columns(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Keys, values and their keep mask, of the columns in use; no mask: there is no padding."""
+        raise NotImplementedError
+
+    def holding(self, k: Tensor, v: Tensor, keep: Tensor) -> Self:
+        """A cache of this kind of other columns."""
+        raise NotImplementedError
+
+
 @dataclass
-class KVCache(State):
-    """Keys (B, H, capacity, D) and values (B, H, capacity, E) of the tokens read so far.
+class KVCache(Cache):
+    """Keys (B, H, capacity, D) and values (B, H, capacity, E).
 
     `keep` (B, capacity) is True at real tokens; `used` (B,) is the number of columns in use, the same in every row. The
     capacity doubles when it is full, so most steps copy only their own token.
@@ -34,11 +55,14 @@ class KVCache(State):
 
     def __post_init__(self) -> None:
         # Every step needs these two, so they are computed once: the columns in use, and whether some may be padding.
-        self.count = int(self.used[0]) if len(self.used) else 0  # `used` is on the CPU: this never waits for a GPU
+        self._count = int(self.used[0]) if len(self.used) else 0  # `used` is on the CPU: this never waits for a GPU
         self.padded = self.count > 0 and (not self.keep.is_cpu or not bool(self.keep[:, : self.count].all()))
 
+    @property
+    def count(self) -> int:
+        return self._count
+
     def append(self, k: Tensor, v: Tensor, keep: Tensor | None) -> None:
-        """Add keys (B, H, S, D) and values (B, H, S, E); `keep` (B, S) is False at padding, None without padding."""
         start, stop = self.count, self.count + k.shape[2]
         if torch.is_grad_enabled() and any(x.requires_grad for x in (k, v, self.k, self.v)):
             # Not in place: the backward pass needs the tensors that earlier queries read.
@@ -52,7 +76,14 @@ class KVCache(State):
             self.k[:, :, start:stop], self.v[:, :, start:stop] = k, v
         self.keep[:, start:stop] = True if keep is None else keep
         self.padded = self.padded or keep is not None
-        self.used, self.count = self.used + k.shape[2], stop
+        self.used, self._count = self.used + k.shape[2], stop
+
+    def columns(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        n = self.count
+        return self.k[:, :, :n], self.v[:, :, :n], self.keep[:, :n] if self.padded else None
+
+    def holding(self, k: Tensor, v: Tensor, keep: Tensor) -> KVCache:
+        return KVCache(k, v, keep, torch.full((len(k),), k.shape[2]))
 
     def to(self, device: torch.device) -> KVCache:
         k, v, keep = (x.to(device, copy=True) for x in (self.k, self.v, self.keep))
@@ -76,6 +107,37 @@ class KVCache(State):
     def reorder(self, order: Tensor) -> KVCache:
         k, v = (_reordered(x, order, self.count) for x in (self.k, self.v))
         return KVCache(k, v, self.keep.index_select(0, order), self.used[:1].repeat(len(order)))
+
+
+@dataclass
+class GraphCache(Cache):
+    """Keys (B, H, S, D) and values (B, H, S, E) in a graph, where S is a size of tensors rather than a number.
+
+    `real` (B, S) is 1 at real tokens and 0 at padding, in the type of all states; None: no token is padding.
+    """
+
+    k: Tensor
+    v: Tensor
+    real: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        return self.k.shape[2]
+
+    def append(self, k: Tensor, v: Tensor, keep: Tensor | None) -> None:
+        if self.real is not None:
+            real = k.new_ones(k.shape[0], k.shape[2]) if keep is None else keep.to(k.dtype).expand(k.shape[0], -1)
+            self.real = torch.cat([self.real, real], 1)
+        self.k, self.v = torch.cat([self.k, k], 2), torch.cat([self.v, v], 2)
+
+    def columns(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.k, self.v, None if self.real is None else self.real > 0.5
+
+    def holding(self, k: Tensor, v: Tensor, keep: Tensor) -> GraphCache:
+        return GraphCache(k, v, keep.to(k.dtype))
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in super().tensors().items() if tensor is not None}
 
 
 class CachedMechanism(Mechanism):
@@ -107,41 +169,57 @@ class CachedMechanism(Mechanism):
         keep = torch.zeros(batch, 0, dtype=torch.bool, device=like.device)
         return KVCache(k, v, keep, torch.zeros(batch, dtype=torch.long))
 
-    def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> KVCache:
-        cache = state.of(KVCache)
+    def loop_state(
+        self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
+    ) -> GraphCache | None:
+        """A cache that grows; under chunks with a limited past, one of that size, at first of padding."""
+        if not self.capabilities.incremental:
+            return None
+        past = mask.past or 0 if isinstance(mask, ChunkMask) else 0
+        k, v = (like.new_zeros(batch, self.num_heads, past, dim) for dim in (self.head_dim, value_dim))
+        # A hypothesis has no padding.
+        return GraphCache(self._to_cache(k), v, None if mask == CAUSAL else like.new_zeros(batch, past))
+
+    def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> Cache:
+        cache = state.of(Cache)
         cache.append(self._to_cache(k), v, key.keep)
         return cache
 
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
-        return self._attend_cache(state.of(KVCache), q)
+        return self._attend_cache(state.of(Cache), q)
 
     def scan_(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
     ) -> tuple[Tensor, State]:
         if isinstance(mask, ChunkMask) and mask.past is not None:
-            return self._in_chunks(state.of(KVCache), q, k, v, key, mask)
+            return self._in_chunks(state.of(Cache), q, k, v, key, mask)
         if mask != CAUSAL or not q.shape[2]:
             return super().scan_(state, q, k, v, query, key, mask)
-        before = state.of(KVCache).count
+        before = state.of(Cache).count
         cache = self.write(state, k, v, key)
         return self._attend_cache(cache, q, CAUSAL.after(before) if q.shape[2] > 1 else None), cache
 
     def loop(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
     ) -> tuple[Tensor, State]:
-        if isinstance(mask, ChunkMask) and mask.past is not None:  # the default drops `past`
+        # The default drops `past`, and goes from token to token if causal.
+        if mask == CAUSAL or (isinstance(mask, ChunkMask) and mask.past is not None):
             return self.scan_(state, q, k, v, query, key, mask)
         return super().loop(state, q, k, v, query, key, mask)
 
     def _in_chunks(
-        self, cache: KVCache, q: Tensor, k: Tensor, v: Tensor, key: TokenInfo, mask: ChunkMask
-    ) -> tuple[Tensor, KVCache]:
+        self, cache: Cache, q: Tensor, k: Tensor, v: Tensor, key: TokenInfo, mask: ChunkMask
+    ) -> tuple[Tensor, Cache]:
         """Attention of the next chunks of a stream; the cache keeps only the last `mask.past` tokens."""
         assert mask.past is not None
         count, n, device = q.shape[2], cache.count, q.device
-        keep = k.new_ones(len(k), count, dtype=torch.bool) if key.keep is None else key.keep
-        keep = torch.cat([cache.keep[:, :n], keep], 1)
-        k, v = torch.cat([cache.k[:, :, :n], self._to_cache(k)], 2), torch.cat([cache.v[:, :, :n], v], 2)
+        before = cache.columns()
+        keep, held = (
+            k.new_ones(len(k), size, dtype=torch.bool) if given is None else given
+            for given, size in ((key.keep, count), (before[2], n))
+        )
+        keep = torch.cat([held, keep], 1)
+        k, v = torch.cat([before[0], self._to_cache(k)], 2), torch.cat([before[1], v], 2)
         # From the first token of a query's chunk back to each cached token; the last of these precedes the first chunk.
         distance = (torch.arange(count, device=device) // mask.tokens * mask.size).unsqueeze(1)
         distance = distance + torch.arange(n, 0, -1, device=device)
@@ -149,19 +227,17 @@ class CachedMechanism(Mechanism):
         out = self._attended(q, k, v, visible, 0.0)
         columns = [*range(n), *(n + t for t in range(count) if t % mask.tokens < mask.size)]  # without look-ahead
         last = columns[max(0, len(columns) - mask.past) :]
-        used = torch.full((len(q),), len(last))
-        return out, KVCache(k[:, :, last], v[:, :, last], keep[:, last], used)
+        return out, cache.holding(k[:, :, last], v[:, :, last], keep[:, last])
 
     def _in_segments(self, x: Inputs) -> Tensor:
         """All tokens at once: there is no state to pass from segment to segment."""
         visible = visible_keys(x.q, x.k, x.key.keep, x.mask)
         return self._attended(x.q, self._to_cache(x.k), x.v, visible, self.dropping())
 
-    def _attend_cache(self, cache: KVCache, q: Tensor, mask: PrefixMask | None = None) -> Tensor:
+    def _attend_cache(self, cache: Cache, q: Tensor, mask: PrefixMask | None = None) -> Tensor:
         """Output (B, H, T, E) of queries (B, H, T, D) over the cached keys."""
-        n = cache.count
-        k, v = cache.k[:, :, :n], cache.v[:, :, :n]
-        return self._attended(q, k, v, visible_keys(q, k, cache.keep[:, :n] if cache.padded else None, mask), 0.0)
+        k, v, keep = cache.columns()
+        return self._attended(q, k, v, visible_keys(q, k, keep, mask), 0.0)
 
 
 def visible_keys(q: Tensor, k: Tensor, keep: Tensor | None, mask: Mask) -> Tensor | None:

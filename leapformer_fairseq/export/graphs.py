@@ -151,8 +151,8 @@ class Source(nn.Module):
         if encoder.layer_norm is not None:
             x = encoder.layer_norm(x)
         x = self.spoken(x, speakers)
-        info, blocks = TokenInfo.whole(x.shape[0], keep), [block.attention for block in self.blocks]
-        states = tensors_of(block.write_source(block.empty_state(x.shape[1]), x, info) for block in blocks)
+        info = TokenInfo.whole(x.shape[0], keep)
+        states = tensors_of(one.attention.write_source(one.empty(x.shape[1]), x, info) for one in self.blocks)
         if LENGTH not in self.shapes:
             return states
         return [*states, encoder.length_predictor.steps(LengthSource(tokens, x.transpose(0, 1), keep))]

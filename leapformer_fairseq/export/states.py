@@ -22,7 +22,7 @@ class Held:
     """The state of one attention block.
 
     side:   SELF, CROSS or HEARD, see `BLOCK`.
-    shapes: shapes of its tensors by name, without the batch dimension, which comes first.
+    shapes: shapes of its tensors by name, without the batch dimension, which comes first; a size of 0 grows.
     """
 
     attention: MechanismAttention
@@ -36,6 +36,12 @@ class Held:
         """The names of its tensors in a graph, such as self.0.kv."""
         return [f"{self.side}.{self.layer}.{name}" for name in self.shapes]
 
+    def empty(self, batch: int) -> State:
+        """The state before anything is written."""
+        state = self.attention.empty_state(batch)
+        assert state is not None  # `held` refuses others
+        return state
+
     def taken(self, tensors: Iterator[Tensor]) -> State:
         """A state of this block, built from the next tensors."""
         return self.kind(**{name: next(tensors) for name in self.shapes})
@@ -44,7 +50,7 @@ class Held:
 def held(stack: Any, side: str) -> list[Held]:
     """The states of an encoder's or decoder's self-attention or cross-attention (`side`), layer by layer.
 
-    Raises LeapformerError for a mechanism whose state grows, or that has a carry.
+    Raises LeapformerError for a mechanism whose state graphs cannot hold, or that has a carry.
     """
     blocks: list[Held] = []
     for attention in attentions(stack):
@@ -52,11 +58,11 @@ def held(stack: Any, side: str) -> list[Held]:
             continue
         layer, mechanism = len(blocks), attention.mechanism
         where = f"{BLOCK[side]}, layer {layer + 1}: {mechanism.name}"
-        if not mechanism.capabilities.constant_state:
-            raise LeapformerError(f"{where} has a state that grows; export a model without it")
         if mechanism.capabilities.carry_width is not None:
             raise LeapformerError(f"{where} hands something on to the next layer, which graphs do not; leave it out")
         state = attention.empty_state(1)
+        if state is None:
+            raise LeapformerError(f"{where} has a state that graphs cannot hold; export a model without it")
         shapes = {name: tuple(tensor.shape[1:]) for name, tensor in state.tensors().items()}
         blocks.append(Held(attention, side, layer, type(state), shapes))
     return blocks
@@ -79,7 +85,7 @@ def starts_of(decoder: Any) -> dict[str, list[Any]]:
     first = {
         name: tensor[0].float()
         for block in (*held(decoder, SELF), *held(decoder, CROSS))
-        for name, tensor in zip(block.names, block.attention.empty_state(1).tensors().values(), strict=True)
+        for name, tensor in zip(block.names, block.empty(1).tensors().values(), strict=True)
     }
     return {name: tensor.tolist() for name, tensor in first.items() if tensor.any()}
 

@@ -275,12 +275,19 @@ def write_with_states(
     given:   examples of the other inputs, by name.
     states:  groups of states: their shapes, and the rows of the examples.
     outputs: names of the other outputs.
-    sizes:   the variable dimensions of each of the `given` inputs; the rows of states are then variable, too. None: all
-             sizes are fixed.
+    sizes:   the variable dimensions of each of the `given` inputs; the rows of states are then variable, too. None:
+             only the sizes of states that grow are variable.
     """
-    held = [[torch.zeros(rows, *shape) for shape in shapes.values()] for shapes, rows in states]
-    rows_vary = [[{0: ANY} for _ in group] for group in held]
-    dynamic = None if sizes is None else (*(sizes[name] for name in given), *rows_vary)
+    held = [
+        [torch.zeros(rows, *(size or LONGEST for size in shape)) for shape in shapes.values()]
+        for shapes, rows in states
+    ]
+    rows = {} if sizes is None else {0: ANY}
+    vary = [
+        [{**rows, **{axis: ANY for axis, size in enumerate(shape, 1) if not size}} for shape in shapes.values()]
+        for shapes, _ in states
+    ]
+    dynamic = (*({} if sizes is None else sizes[name] for name in given), *vary)
     names, after = [name for shapes, _ in states for name in shapes], [f"{name}{NEXT}" for name in states[0][0]]
     write(part, (*given.values(), *held), dynamic, [*given, *names], [*outputs, *after], path)
 

@@ -144,11 +144,11 @@ class MechanismAttention(FairseqIncrementalState, AttentionBlock):
         out, states[self.slot] = self.scan(states.get(self.slot), x, tokens, self.mask)
         return out, None
 
-    def empty_state(self, batch: int) -> State:
-        """The state before anything is written, for mechanisms without a carry."""
+    def empty_state(self, batch: int) -> State | None:
+        """The state of a graph before anything is written, without a carry; None: no graph can hold it."""
         like = self.v_proj.weight.new_zeros(batch, 1, self.v_proj.in_features)
         tokens = TokenInfo(torch.ones(1, 0, dtype=torch.long), inputs=like[:, :0])
-        return self.mechanism.init_state(
+        return self.mechanism.loop_state(
             batch, self.value_dim, like, tokens, self.mask if self.self_attention else None
         )
 

@@ -40,7 +40,7 @@ FRAMES, ROWS, BEFORE, COUNT, START, KEPT = "frames", "rows", "before", "count", 
 LOG_PROBS, ENDED, NEXT = "log_probs", "ended", ".next"  # of outputs
 SELF, CROSS, HEARD = "self", "cross", "heard"  # states of decoder self-attention, cross-attention, a streaming encoder
 LENGTH = "cross.length"  # a state of cross-attention: the predicted length of the target in steps
-Shapes = dict[str, list[int]]  # of states by name, without the dimension of hypotheses
+Shapes = dict[str, list[int]]  # of states by name, without the dimension of hypotheses; a size of 0 grows with the text
 # The kinds of attention with states, and the vocabularies, of each task.
 SIDES = {TRANSLATION: (SELF, CROSS), SPEECH: (HEARD, SELF, CROSS), LANGUAGE: (SELF, CROSS), SYNTHESIS: (SELF, CROSS)}
 WORDS = {TRANSLATION: ("source", "target"), SPEECH: ("target",), LANGUAGE: ("target",), SYNTHESIS: ("source",)}
@@ -295,8 +295,8 @@ def _wrong(folder: Folder) -> Iterator[str]:
         yield from _unless(bool(states) or (side, task) == (CROSS, LANGUAGE), f"states.{side}", states)
     shapes = {name: shape for side in folder.states.values() for name, shape in side.items()}
     for name, shape in shapes.items():
-        size = math.prod(shape) if len(shape) < 8 else LARGEST + 1
-        yield from _unless(min(shape, default=1) >= 1 and size <= LARGEST, f"the shape of {name}", shape)
+        size = math.prod(size or 1 for size in shape) if len(shape) < 8 else LARGEST + 1
+        yield from _unless(min(shape, default=1) >= 0 and size <= LARGEST, f"the shape of {name}", shape)
     for name, start in folder.starts.items():
         yield from _unless(name in shapes and _has_shape(start, shapes[name]), f"starts.{name}", start)
     if folder.speech is not None and target is not None:

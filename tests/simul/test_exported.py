@@ -51,12 +51,12 @@ POLICIES = [
 
 
 def served() -> list[str]:
-    """Mechanisms with constant states in all blocks of a model with a streaming encoder."""
+    """Mechanisms for all blocks of a model with a streaming encoder."""
     found = []
     for name, kind in MECHANISMS.items():
         about = kind.capabilities
         where = {"encoder-self", "decoder-self", "decoder-cross"} <= set(about.blocks)
-        if where and about.incremental and about.constant_state and about.carry_width is None:
+        if where and about.incremental and about.carry_width is None:
             try:
                 speech_model(name, **CHUNKS)
             except LeapformerError:  # it does not stream
@@ -75,8 +75,8 @@ def test_parts_with_explicit_states_equal_the_model(plan, encoder):
     expected = IncrementalEngine(model, 2)
     expected.feed(frames.float().numpy())
     expected.finish()
-    heard, read = (tensors_of(one.attention.empty_state(1) for one in part.blocks) for part in (listening, writing))
-    own = tensors_of(one.attention.empty_state(1) for one in step.layers.blocks[SELF])
+    heard, read = (tensors_of(one.empty(1) for one in part.blocks) for part in (listening, writing))
+    own = tensors_of(one.empty(1) for one in step.layers.blocks[SELF])
     rows, before = [], torch.full((4, 80), torch.pi).double()  # before the first chunk, any numbers
     for start in range(0, len(frames), size):
         chunk, known = frames[start : start + size], frames[start : start + whole]
