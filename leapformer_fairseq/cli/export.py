@@ -70,12 +70,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _architecture(path: str) -> str:
-    """The --arch of a checkpoint, read from the file, since building the model needs its data."""
+    """The --arch of a checkpoint, ours for fairseq's own, read from the file, since building the model needs its data."""
     from ..models.averaging import load_checkpoint
+    from ..models.stock import adopted, architecture
 
     if not Path(path).is_file():
         raise LeapformerError(f"--path {path}: no such file; give the checkpoint of a trained model")
-    return str(getattr((load_checkpoint(Path(path)).get("cfg") or {}).get("model"), "arch", ""))
+    return adopted(architecture(load_checkpoint(Path(path))))
 
 
 def _check_options(args: argparse.Namespace, arch: str) -> None:

@@ -73,7 +73,8 @@ def _fill_defaults(build: Any, cfg: Any, task: Any, *args: Any, **options: Any) 
 
     name = cfg.get("_name") or cfg.get("arch") if OmegaConf.is_config(cfg) else None
     model = models.ARCH_MODEL_REGISTRY.get(name)
-    if model is not None and name not in models.MODEL_DATACLASS_REGISTRY:
+    # Of an architecture of a model with a dataclass, fairseq fills the options by that.
+    if model is not None and models.ARCH_MODEL_NAME_REGISTRY.get(name, name) not in models.MODEL_DATACLASS_REGISTRY:
         cfg = filled(cfg, task, model)
     return build(cfg, task, *args, **options)
 

@@ -10,6 +10,7 @@ import torch
 from .. import register
 from ..compat.errors_explained import explained
 from ..support.errors import LeapformerError
+from .stock import adopt, architecture
 
 
 def load_model(checkpoint: str, kinds: tuple[str, ...], purpose: str, overrides: dict[str, Any]) -> tuple[Any, Any]:
@@ -34,6 +35,7 @@ def load_model(checkpoint: str, kinds: tuple[str, ...], purpose: str, overrides:
         if explanation is None:
             raise
         raise explanation from error
+    adopt(state)
     _check_architecture(checkpoint, state, kinds, purpose)
     try:
         models, _, task = checkpoint_utils.load_model_ensemble_and_task(
@@ -57,8 +59,7 @@ def _check_architecture(checkpoint: str, state: dict[str, Any], kinds: tuple[str
     """Reject other models before they are built, when the error would be about a missing task or weight."""
     from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
-    config = state["cfg"]["model"] if state.get("cfg") else state.get("args")
-    arch = getattr(config, "arch", None) or getattr(config, "_name", None)
+    arch = architecture(state)
     if ARCH_MODEL_NAME_REGISTRY.get(arch) not in kinds:
         names = " or ".join(f"{kind}*" for kind in kinds)
         raise LeapformerError(f"{checkpoint} holds architecture {arch!r}; {purpose} needs {names}")
