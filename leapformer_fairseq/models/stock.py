@@ -40,7 +40,7 @@ def adopted(arch: str) -> str:
 def adopt(state: dict[str, Any]) -> None:
     """Make a checkpoint of one of fairseq's transformers, as fairseq loads it, one of ours; leave others as they are."""
     from fairseq.models import ARCH_CONFIG_REGISTRY
-    from omegaconf import open_dict
+    from omegaconf import flag_override
 
     arch = architecture(state)
     if adopted(arch) == arch:
@@ -50,6 +50,6 @@ def adopt(state: dict[str, Any]) -> None:
         ARCH_CONFIG_REGISTRY[arch](options)
     vars(options).pop("_name", None)
     softmax = dict.fromkeys((block.argument for block in BLOCKS), "softmax")
-    with open_dict(state["cfg"]):
+    with flag_override(state["cfg"], ["struct", "allow_objects"], [False, True]):
         state["cfg"]["model"] = Namespace(**{**vars(options), **softmax, "arch": adopted(arch)})
     state["args"] = None  # else fairseq would read the options there
