@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _architecture(path: str) -> str:
-    """The --arch of a checkpoint, ours for fairseq's own, read from the file, since building the model needs its data."""
+    """The --arch of a checkpoint, ours for fairseq's own; from the file, since building the model needs its data."""
     from ..models.averaging import load_checkpoint
     from ..models.stock import adopted, architecture
 

@@ -15,7 +15,7 @@ OURS = {"transformer": "leapformer_nmt", "transformer_lm": "leapformer_lm", "s2t
 
 
 def model_options(state: dict[str, Any]) -> dict[str, Any]:
-    """The options of a checkpoint's model: a section of its configuration, or, before fairseq 0.10, among all others."""
+    """The options of a checkpoint's model: a section of its configuration; before fairseq 0.10, among all others."""
     from omegaconf import OmegaConf
 
     section = (state.get("cfg") or {}).get("model") or state.get("args")
@@ -38,7 +38,7 @@ def adopted(arch: str) -> str:
 
 
 def adopt(state: dict[str, Any]) -> None:
-    """Make a checkpoint of one of fairseq's transformers, as fairseq loads it, one of ours; leave others as they are."""
+    """Make a checkpoint of one of fairseq's transformers, as fairseq loads it, one of ours; leave others alone."""
     from fairseq.models import ARCH_CONFIG_REGISTRY
     from omegaconf import flag_override
 

@@ -21,7 +21,7 @@ from ..support.errors import LeapformerError
 from ..support.files import write_json
 from .typed import dataclass_of, fits, shown
 
-FORMAT = 5
+FORMAT, GROWING = 5, 6  # of folders whose states have a constant size, and of those in which some grow
 HASH = "sha256"  # key in model.json: the hash of its other values
 MODEL, WEIGHTS, SUBWORDS = "model.json", "weights.safetensors", "subwords.model"
 SOURCE, LISTEN, WRITE, STEP = "source.onnx", "listen.onnx", "write.onnx", "step.onnx"
@@ -188,11 +188,14 @@ class Folder:
             about = json.loads((path / MODEL).read_text(encoding="utf-8"))
             if not isinstance(about, dict):
                 raise ValueError(f"{shown(about)} is no JSON object")
-            if (version := about.get("format")) != FORMAT:
-                raise LeapformerError(f"{path / MODEL} has format {shown(version)}, not {FORMAT}; export it again")
+            if (version := about.get("format")) not in (FORMAT, GROWING):
+                known = f"{FORMAT} or {GROWING}"
+                raise LeapformerError(f"{path / MODEL} has format {shown(version)}, not {known}; export it again")
             if about.pop(HASH, None) != _hash(about):
                 raise ValueError("its content is not that of its hash")
             folder = _folder(path, about)
+            if folder.grows != (version == GROWING):
+                raise ValueError(f"format {version} does not fit its states")
         except OSError as error:
             raise LeapformerError(f"{path / MODEL} cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
@@ -208,6 +211,11 @@ class Folder:
                 raise LeapformerError(_damage(path / name))
         return folder
 
+    @property
+    def grows(self) -> bool:
+        """Whether a state grows with the text."""
+        return any(0 in shape for states in self.states.values() for shape in states.values())
+
     def file(self, name: str) -> Path:
         """The path of a file that is opened next. Raises LeapformerError if its content does not fit its hash."""
         path = self.path / name
@@ -222,7 +230,7 @@ class Folder:
         """Write `model.json` after all other files, and return the folder with their hashes."""
         files = {name: Content.of(self.path / name) for name in _names(self.path, self.task)}
         about = {
-            "format": FORMAT,
+            "format": GROWING if self.grows else FORMAT,
             "task": self.task,
             "states": self.states,
             "starts": self.starts,

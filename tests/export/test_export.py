@@ -328,6 +328,9 @@ def test_the_comparison_can_fail(exported, block):
         ("abc-mlp", "gated-delta", {"decoder_self_attention": "abc-window"}),
         ("cosformer", "cosformer", RATIO),
         ("cosformer", "cosformer", {"cosformer_step": 4, "cosformer_length": 0}),
+        ("softmax", "softmax", {"decoder_layers": 2, "decoder_self_attention": "leap,softmax"}),
+        ("leap", "softmax", {"decoder_cross_attention": "softmax"}),
+        ("entmax", "entmax", {}),
     ],
 )
 def test_other_mechanisms(plan, encoder, options, tmp_path):

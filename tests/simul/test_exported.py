@@ -139,6 +139,8 @@ def test_every_policy_writes_the_same_at_the_same_time(exported, speech, policy)
         ("gated-delta", AHEAD),
         ("kda-conv", AHEAD),
         ("simple-gla-conv", CAUSAL),
+        ("softmax", {**AHEAD, "encoder_past_ms": 320}),
+        ("entmax", CAUSAL),
     ],
 )
 def test_other_mechanisms_and_encoders(speech, tmp_path, plan, options):
