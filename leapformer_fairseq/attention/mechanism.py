@@ -203,7 +203,9 @@ class Mechanism(nn.Module):
     ) -> tuple[Tensor, State]:
         """Output (B, H, T, E) of queries that see `state` and, of these keys, what the mask shows them; the new state.
 
-        Keys that no query sees are not written. `state` is left as it was, which costs a copy: see `scan_`.
+        The mask counts from these queries: what a ChunkMask shows begins with a chunk, and wait-k with `mask.after(n)`
+        after n queries. Keys that no query sees are not written. `state` is left as it was, which costs a copy: see
+        `scan_`.
         """
         return self.scan_(state.fork(), q, k, v, query, key, mask)
 

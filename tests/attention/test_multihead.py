@@ -21,6 +21,7 @@ from leapformer_fairseq.attention import (
     Attention,
     Cache,
     ChunkMask,
+    Mask,
     PrefixMask,
     State,
     TokenInfo,
@@ -219,12 +220,101 @@ def test_encoders_see_all_real_tokens_and_no_padding(name):
         assert far(out[1, :8], attention(x[1:, :8])[0]) < 1e-9
 
 
+STREAMS = (CAUSAL, ChunkMask(1), ChunkMask(4), ChunkMask(3, 1), ChunkMask(1, past=2), ChunkMask(2, 1, past=3))
+
+
+@pytest.mark.parametrize("name", ENCODERS)
 @torch.no_grad()
-def test_a_stream_in_chunks_is_the_whole():
-    attention, x = made("gated-leap", "encoder-self"), torch.randn(2, T, DIM).double()
-    mask, cache = ChunkMask(4), Cache(attention)
-    parts = [attention(x[:, t : t + 4], mask=mask, cache=cache) for t in range(0, T, 4)]
-    assert far(torch.cat(parts, 1), attention(x, mask=mask)) < 1e-10
+def test_a_stream_in_parts_is_the_whole_or_refused(name):
+    """One chunk at a time, and several; the last may be shorter. Later calls leave the mask out."""
+    attention, x = made(name, "encoder-self"), torch.randn(2, 13, DIM).double()
+    for mask in STREAMS:
+        count = getattr(mask, "tokens", 1)
+        for first, more in ((count, count), (3 * count, 2 * count)):
+            cache = Cache(attention)
+            try:
+                parts = [attention(x[:, :first], mask=mask, cache=cache)]
+            except LeapformerError:
+                continue
+            parts += [attention(x[:, t : t + more], cache=cache) for t in range(first, 13, more)]
+            assert far(torch.cat(parts, 1), attention(x, mask=mask)) < 1e-10, mask
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@torch.no_grad()
+def test_an_encoder_sees_no_later_token_under_a_mask(name):
+    attention, x = made(name, "encoder-self"), torch.randn(2, T, DIM).double()
+    other = torch.cat([x[:, :8], x[:, 8:] + 1], 1)
+    for mask in (CAUSAL, ChunkMask(4)):
+        if attention.mechanism.capabilities.unsupported_reason("encoder-self", mask) is None:
+            assert far(attention(x, mask=mask)[:, :8], attention(other, mask=mask)[:, :8]) < 1e-10
+        else:
+            with pytest.raises(LeapformerError, match=f"{name} attention cannot be used like this"):
+                attention(x, mask=mask)
+
+
+@torch.no_grad()
+def begun(mask: Mask, count: int = 4, attention: Any = None) -> tuple[Attention, Tensor, Cache]:
+    """A streaming encoder, three streams, and a cache that has read the first tokens."""
+    attention = made("leap", "encoder-self") if attention is None else attention
+    x, cache = torch.randn(3, T, DIM).double(), Cache(attention)
+    attention(x[:, :count], mask=mask, cache=cache)
+    return attention, x, cache
+
+
+@torch.no_grad()
+def test_a_cache_keeps_the_mask_that_it_was_begun_with():
+    """Also a copy, one of some sequences, of several caches, and one that was saved."""
+    for mask in (ChunkMask(4), ChunkMask(2, 2), ChunkMask(4, past=9), CAUSAL):
+        attention, x, cache = begun(mask)
+        whole, tensors = attention(x, mask=mask), cache.tensors()
+        copies = [cache.fork(), cache.select([0, 1, 2]), Cache(attention).load(tensors), cache.to("cpu")]
+        joined = Cache.cat([cache.select([0]), cache.select([1, 2])])
+        for each in (*copies, joined, cache):
+            assert far(attention(x[:, 4:8], cache=each), whole[:, 4:8]) < 1e-10
+            assert far(attention(x[:, 8:], mask=mask, cache=each), whole[:, 8:]) < 1e-10
+
+
+@torch.no_grad()
+def test_under_wait_k_a_cache_keeps_its_mask():
+    attention, x, source = (made("leap", "decoder-cross"), *(torch.randn(2, T, DIM).double() for _ in range(2)))
+    whole, cache = attention(x, source, mask=PrefixMask(2, 1)), Cache(attention)
+    attention(x[:, :3], source, mask=PrefixMask(2, 1), cache=cache)
+    for mask in (None, PrefixMask(3, 1)):
+        with pytest.raises(LeapformerError, match=r"mask=.*: the cache was begun with mask=PrefixMask\(lagging=2, rat"):
+            attention(x[:, 3:], source, mask=mask, cache=cache)
+    assert far(attention(x[:, 3:], source, cache=cache), whole[:, 3:]) < 1e-10
+
+
+@torch.no_grad()
+def test_streams_that_pause_for_whole_chunks_go_on_and_those_that_ended_inside_one_do_not():
+    attention, x, cache = begun(ChunkMask(4))
+    paused, real = torch.ones(3, 4).bool(), torch.ones(3, 4).bool()
+    paused[1] = False
+    attention(x[:, 4:8], keep=paused, cache=cache)
+    further = attention(x[:, 4:8], cache=cache)
+    assert far(further[1], attention(x[1:2, :8], mask=ChunkMask(4))[0, 4:]) < 1e-10
+    real[2, 3:] = False
+    attention(x[:, 8:], keep=real, cache=cache)
+    for keep in (None, paused):
+        with pytest.raises(LeapformerError, match="sequence 2 of the cache ended inside a chunk of 4"):
+            attention(x[:, :4], keep=keep, cache=cache)
+    over = real.clone()
+    over[2] = False
+    attention(x[:, :4], keep=over, cache=cache)
+    attention(x[:2, :4], cache=cache.select([0, 1]))
+
+
+@torch.no_grad()
+def test_a_call_that_failed_leaves_nothing_to_join_or_save():
+    attention, x = made("leap", "encoder-self"), torch.randn(2, T, DIM).double()
+    cache = Cache(attention)
+    with pytest.raises(LeapformerError, match="give the first call mask=ChunkMask"):
+        attention(x, cache=cache)
+    assert cache.tensors() == {}
+    with pytest.raises(LeapformerError, match="before its first token"):
+        Cache.cat([cache, cache])
+    attention(x[:, :4], mask=ChunkMask(4), cache=cache)
 
 
 @torch.no_grad()
@@ -339,6 +429,7 @@ def wrong_calls() -> list[Any]:
     decoder = Attention("leap", DIM, HEADS)
     encoder, cosformer = (Attention(name, DIM, HEADS, block="encoder-self") for name in ("leap", "cosformer"))
 
+    ended, x6 = begun(ChunkMask(4), 6), torch.randn(3, 6, DIM).double()
     few, gated_leap = Attention("leap", DIM, 2), Attention("gated-leap", DIM, HEADS)
 
     @torch.no_grad()
@@ -444,6 +535,13 @@ def wrong_calls() -> list[Any]:
         (lambda: PrefixMask(1, 2.5), "pre-decision ratio is 2.5; choose at least 1"),
         (lambda: ChunkMask(2.5), "chunks of 2.5 tokens"),
         (lambda: Cache("leap"), "str has no Attention layers"),
+        (lambda: ended[0](x6, mask=ChunkMask(3), cache=ended[2]), "mask=ChunkMask.size=3, .*begun with .*Mask.size=4"),
+        (lambda: ended[0](x6, mask=None, cache=ended[2]), "mask=None: the cache was begun with .* leave mask out"),
+        (lambda: ended[0](x6, cache=ended[2]), "has read 6 tokens and ends inside a chunk of 4.* give whole chunks"),
+        (lambda: Cache.cat([ended[2], begun(CAUSAL, attention=ended[0])[2]]), "caches with mask=.* cannot be joined"),
+        (lambda: Cache(ended[0]).load({**ended[2].tensors(), "/mask": torch.tensor([4])}), "is damaged or of another"),
+        (lambda: Cache(ended[0]).load({**ended[2].tensors(), "/mask": torch.tensor([3, 8])}), "is damaged or of"),
+        (lambda: Cache(ended[0]).load({**ended[2].tensors(), "/mask": torch.tensor([0, 0, 0])}), "is damaged or of"),
         (lambda: read(decoder, x).select(1), "give at least one whole number"),
         (lambda: read(decoder, x).select("a"), "give at least one whole number"),
         (lambda: Cache.cat(read(decoder, x)), "give a list of caches"),
