@@ -135,6 +135,10 @@ class Mechanism(nn.Module):
     tied: tuple[str, ...] = ()
     #: the width that values must have; None: any
     value_dim: int | None = None
+    #: the longest text that it can read, in any block; None: any
+    limit: int | None = None
+    #: whether messages name options as in Python, not by their flags; `build` sets it
+    in_python: bool = False
 
     def __init__(
         self,
@@ -322,6 +326,7 @@ class Mechanism(nn.Module):
         if not dispatch.is_traced():  # a graph would take the sizes that are compared for constants
             self._check(q, k, v, query, key, mask)
         query, key = self._described(q, k, query, key, mask)
+        self.check_limit(key, self.limit)  # of the whole text: segments know only a part
         if not q.shape[2] or not k.shape[2]:
             return _nothing(q, k, v)
         mask = with_state(mask) if self.capabilities.constant_state else mask
@@ -352,7 +357,26 @@ class Mechanism(nn.Module):
             )
         reason = self.capabilities.unsupported_reason(self.block, mask)
         if reason is not None:
-            raise LeapformerError(in_library(f"{self.name} attention cannot be used like this: {reason}", self.options))
+            raise self.refusal(f"{self.name} attention cannot be used like this: {reason}")
+
+    def refusal(self, text: str) -> LeapformerError:
+        """The error of a message that names options by their flags; by their names, if it was made by `build`."""
+        return LeapformerError(in_library(text, self.options) if self.in_python else text)
+
+    def check_limit(self, tokens: TokenInfo, limit: int | None) -> None:
+        """Raise LeapformerError for positions beyond `limit`. Waits for a GPU only if there are more columns."""
+        positions = tokens.positions
+        if limit is None or torch.compiler.is_compiling():  # positions have no values in a graph
+            return
+        if positions.is_meta or not positions.numel() or (positions.is_cuda and positions.shape[1] <= limit):
+            return
+        longest = int(positions.max())
+        if longest > limit:
+            where = f"{self.name} in {self.block}" if self.block else self.name
+            raise self.refusal(
+                f"{where} can read {limit} tokens and got {longest}; cut the text, or give more room "
+                f"({self.capabilities.limit_options})"
+            )
 
     def _check(
         self, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo | None, key: TokenInfo | None, mask: Mask

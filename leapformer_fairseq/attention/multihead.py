@@ -19,7 +19,6 @@ from .capabilities import BLOCKS, DECODER_CROSS, DECODER_SELF, ENCODER_SELF, Con
 from .decoding.step import Step
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask, mask_of, whole_from
 from .mechanism import Mechanism, State
-from .options import in_library
 from .positions import rotate, rotation
 from .registry import build
 from .tokens import TokenInfo, checked_keep
@@ -107,9 +106,7 @@ class Attention(AttentionBlock):
         if reason is None and kv_heads != heads and type(mechanism).receive is not Mechanism.receive:
             reason = "it uses the block's projections itself, which must have all heads; leave kv_heads out"
         if reason is not None:
-            raise LeapformerError(
-                in_library(f"{name} attention cannot be used as {block}: {reason}", mechanism.options)
-            )
+            raise mechanism.refusal(f"{name} attention cannot be used as {block}: {reason}")
         self.rotary, self.normalise = rotary, normalise
         self.q_proj = nn.Linear(dim, dim, bias)
         self.k_proj, self.v_proj = (nn.Linear(self.source_dim, kv_heads * head_dim, bias) for _ in range(2))
@@ -179,6 +176,7 @@ class Attention(AttentionBlock):
             for name, one, tokens in (("keep", keep, keys), ("target_keep", target_keep, x)):
                 checked_keep(one, tokens.shape[:2], name)
                 self._check_padding(name, one, mask)
+            self._check_length(x, target_keep if self.crosses else keep, mask, memory)
         if memory is not None:
             return self._next(x, keys, mask, keep, target_keep, memory, weights)
         key_info = TokenInfo.whole(keys.shape[1], keep, x.device)
@@ -234,8 +232,21 @@ class Attention(AttentionBlock):
         if self.block == ENCODER_SELF and mask is None:
             reason = "every token sees all others, also those still to come; give the first call mask=ChunkMask(size)"
         if reason is not None:
-            reason = in_library(reason, mechanism.options)
-            raise LeapformerError(f"{mechanism.name}: {self.block} attention cannot read a sequence in parts: {reason}")
+            raise mechanism.refusal(
+                f"{mechanism.name}: {self.block} attention cannot read a sequence in parts: {reason}"
+            )
+
+    def _check_length(self, x: Tensor, keep: Tensor | None, mask: Mask, memory: Memory | None) -> None:
+        """Raise LeapformerError for targets beyond the mechanism's limit. Waits for a GPU only beyond it.
+
+        Mechanisms also run beyond a limit that is an assumed length (cosFormer's), where their proportions mean less.
+        """
+        limit = self.mechanism.capabilities.max_target
+        count, before = x.shape[1], 0 if memory is None else memory.queries
+        if limit is None or before + count <= limit or (self.block == ENCODER_SELF and mask != CAUSAL):
+            return
+        tokens = TokenInfo.whole(count, keep) if memory is None else memory.tokens(count, keep, x.device)
+        self.mechanism.check_limit(tokens, limit)
 
     def _check_cached(self, x: Tensor, keys: Tensor, mask: Mask, memory: Memory, state: State) -> None:
         """Raise LeapformerError for another mask, batch, device or source than those of the cache."""

@@ -55,6 +55,7 @@ def supported(block: str) -> list[str]:
 
 
 DECODERS, CROSSING, ENCODERS = (supported(block) for block in ("decoder-self", "decoder-cross", "encoder-self"))
+BLOCKS = {"decoder-self": DECODERS, "encoder-self": ENCODERS, "decoder-cross": CROSSING}
 
 
 class Model(nn.Module):
@@ -552,12 +553,85 @@ def wrong_calls() -> list[Any]:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", sorted(MECHANISMS))
+@torch.no_grad()
+def test_what_a_layer_does_not_support_is_told_without_flags(name):
+    x, q, refused = torch.randn(1, T, DIM), torch.randn(1, HEADS, T, 8), []
+    masks = ("block", None, CAUSAL, PrefixMask(3), ChunkMask(4))
+    calls = [partial(build(name, 8, HEADS), q, q, q, mask=mask) for mask in masks[1:]]
+    for block in BLOCKS:
+        source = [x] if block == "decoder-cross" else []
+        try:
+            attention = Attention(name, DIM, HEADS, block=block).eval()
+        except LeapformerError as error:
+            refused.append(str(error))
+            continue
+        calls += [partial(attention, x, *source, mask=mask) for mask in masks]
+        calls += [partial(attention, x, *source, mask=mask, cache=Cache(attention)) for mask in masks]
+    for call in calls:
+        try:
+            call()
+        except LeapformerError as error:
+            refused.append(str(error))
+    assert not [text for text in refused if "--" in text]
+
+
+LIMITED = {
+    "cosformer": {"cosformer_length": 8},
+    "abc-linformer": {"abc_max_length": 8},
+    "abc-pool": {"abc_pool_size": 2, "abc_slots": 4},
+}
+
+
+@pytest.mark.parametrize(("name", "options"), LIMITED.items())
+@torch.no_grad()
+def test_a_target_beyond_the_limit_of_a_mechanism_is_refused(name, options):
+    """Padding does not count, also in a cache that has read some."""
+    blocks = ("decoder-self", "decoder-cross") if name == "cosformer" else ("decoder-self",)
+    for block in blocks:
+        attention, x = Attention(name, DIM, HEADS, block=block, **options).eval(), torch.randn(2, T, DIM)
+        source, padded = ({}, "keep") if block == "decoder-self" else ({"source": x}, "target_keep")
+
+        def call(start: int, stop: int, source=source, attention=attention, x=x, **more: Any) -> Tensor:
+            return attention(x[:, start:stop], **source, **more)
+
+        told = (
+            rf"^{name} in {block} can read 8 tokens and got %s; cut the text, or give more room \({next(iter(options))}"
+        )
+        with pytest.raises(LeapformerError, match=told % 12):
+            call(0, T)
+        call(0, T, **{padded: padding(4, 5)})
+        with pytest.raises(LeapformerError, match=told % 9):
+            call(0, T, **{padded: padding(3, 5)})
+        cache = Cache(attention)
+        call(0, 7, cache=cache)
+        call(7, 8, cache=cache)
+        for stop in (9, 12):
+            with pytest.raises(LeapformerError, match=told % stop):
+                call(8, stop, cache=cache)
+        cache = Cache(attention)
+        call(0, 9, **{padded: padding(2, 3)[:, :9]}, cache=cache)
+        call(9, 10, cache=cache)
+        with pytest.raises(LeapformerError, match=told % 9):
+            call(10, 11, cache=cache)
+
+
+def test_a_text_beyond_a_table_is_counted_whole():
+    """Not only up to the segment that is beyond it."""
+    mechanism, q = build("abc-linformer", 8, HEADS, abc_max_length=40), torch.randn(1, HEADS, 700, 8)
+    with (
+        dispatch.override(segment_slot_tokens=64, kept_slot_tokens=0),
+        pytest.raises(LeapformerError, match="got 700;"),
+    ):
+        mechanism(q, q, q, mask=CAUSAL)
+
+
 @pytest.mark.parametrize(("call", "message"), wrong_calls())
 def test_what_is_wrong_is_told_in_one_line(call, message):
     with pytest.raises(LeapformerError) as caught:
         call()
     text = str(caught.value)
-    assert re.search(message, text) and "\n" not in text
+    assert re.search(message, text) and "\n" not in text and "--" not in text
 
 
 def test_inputs_that_are_not_declared_are_not_given():
@@ -593,7 +667,6 @@ def test_a_scan_leaves_its_state_alone():
 
 
 # ------------------------------------------------------------------------------------ PyTorch
-BLOCKS = {"decoder-self": DECODERS, "encoder-self": ENCODERS, "decoder-cross": CROSSING}
 EACH = [(name, block) for block, names in BLOCKS.items() for name in names]
 FEW = [("relu", "decoder-self")]
 ALL = pytest.mark.parametrize(("name", "block"), kept(EACH, *FEW))
