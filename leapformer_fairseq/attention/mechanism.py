@@ -119,6 +119,21 @@ class RunSegment(Protocol):
     def __call__(self, state: Any, x: Inputs, saved: Saved | None, /) -> tuple[Tensor | None, State]: ...
 
 
+class Undeclared(LeapformerError, AttributeError):
+    """An option is read that was not declared; `getattr` with a default gives the default."""
+
+
+class Chosen(SimpleNamespace):
+    """The values of a mechanism's options, by name."""
+
+    def __getattr__(self, name: str) -> Any:
+        declared = ", ".join(vars(self)) or "none"
+        raise Undeclared(
+            f"option {name!r} is read and was not declared; declared: {declared}; add Option({name!r}, default, help) "
+            "to @register"
+        )
+
+
 class Mechanism(nn.Module):
     """How queries read keys and values, apart from the projections around it.
 
@@ -156,7 +171,7 @@ class Mechanism(nn.Module):
         those declared at registration; missing ones take their defaults. `chosen` holds all of them.
         """
         super().__init__()
-        self.chosen = SimpleNamespace(**{**{option.name: option.default for option in self.options}, **options})
+        self.chosen = Chosen(**{**{option.name: option.default for option in self.options}, **options})
         self.head_dim, self.num_heads, self.dropout = head_dim, num_heads, dropout
         self.block, self.input_dim = block, head_dim * num_heads if input_dim is None else input_dim
 
