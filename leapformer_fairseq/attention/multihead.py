@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
-from typing import Any, Literal, overload
+from typing import Any, Literal, Self, overload
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,22 @@ ELSEWHERE = {
 }
 ELSEWHERE |= {"value": ELSEWHERE["key"], "is_causal": ELSEWHERE["attn_mask"]}
 ELSEWHERE |= {"average_attn_weights": ELSEWHERE["need_weights"]}
+# arguments of other layers' constructors, and what is given here
+BUILT_ELSEWHERE = {
+    "embed_dim": "give dim, and the mechanism's name first",
+    "num_heads": "give heads",
+    "head_dim": "heads are dim / heads wide; choose dim and heads",
+    "num_kv_heads": "give kv_heads",
+    "kdim": "give source_dim, of keys and values",
+    "batch_first": "leave it out; tokens are (batch, tokens, dim)",
+    "causal": "a decoder-self block is causal; choose block='decoder-self' or 'encoder-self'",
+    "input_dim": "give dim, or source_dim in cross-attention",
+    "device": "build it, then call .to(device)",
+    "dtype": "build it, then call .to(dtype)",
+    "add_bias_kv": "leave it out; no token is added to the keys",
+}
+BUILT_ELSEWHERE |= {"vdim": BUILT_ELSEWHERE["kdim"], "is_causal": BUILT_ELSEWHERE["causal"]}
+BUILT_ELSEWHERE |= {"add_zero_attn": BUILT_ELSEWHERE["add_bias_kv"]}
 WRAPPERS = ("_orig_mod", "module")  # names that torch.compile and DistributedDataParallel put around a model
 
 
@@ -49,6 +65,12 @@ class Attention(AttentionBlock):
     In generation, give the model's `Cache`: the layer then reads the next tokens, one or several, and finds there what
     it kept of those before. What a call returns is the same as for the whole sequence at once.
     """
+
+    def __new__(cls, *given: object, **named: object) -> Self:
+        for name in named:  # before Python says which arguments are missing instead
+            if name in BUILT_ELSEWHERE:
+                raise LeapformerError(f"Attention is built without {name}; {BUILT_ELSEWHERE[name]}")
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -83,9 +105,11 @@ class Attention(AttentionBlock):
         if block not in BLOCKS:
             raise LeapformerError(f"block {block!r} is unknown; choose from: {', '.join(BLOCKS)}")
         kv_heads = heads if kv_heads is None else kv_heads
-        for small, large, what in ((heads, dim, "dim"), (kv_heads, heads, "heads")):
-            if not whole_from(1, small, large) or large % small:
-                raise LeapformerError(f"{what}={large!r} is no multiple of {small!r} heads; change one of them")
+        if not whole_from(1, heads, dim) or dim % heads:
+            raise LeapformerError(f"dim={dim!r} is no multiple of {heads!r} heads; change one of them")
+        if not whole_from(1, kv_heads) or heads % kv_heads:
+            choices = ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
+            raise LeapformerError(f"kv_heads={kv_heads!r} does not divide heads={heads}; choose from: {choices}")
         if source_dim is not None and not whole_from(1, source_dim):
             raise LeapformerError(f"source_dim={source_dim!r}: give a whole number")
         if not isinstance(dropout, (float, Real)) or not 0 <= dropout <= 1:
@@ -304,12 +328,19 @@ class Attention(AttentionBlock):
                 f"x is a {type(x).__name__} and cu_seqlens a {type(cu_seqlens).__name__}; give tensors, x (N, C) and "
                 "cu_seqlens (B + 1,)"
             )
-        if not alone or x.dim() != 2 or cu_seqlens.dim() != 1 or int(cu_seqlens[0]) or int(cu_seqlens[-1]) != len(x):
+        if not alone or x.dim() != 2:
             raise LeapformerError(
-                f"cu_seqlens with x {tuple(x.shape)}: give (N, C), numbers from 0 to N, and no source, keep, cache or "
-                "weights"
+                f"cu_seqlens with x {tuple(x.shape)}: give (N, {self.dim}), and no source, keep, cache or weights"
             )
-        padded, keep = _padded(x, cu_seqlens)
+        whole = cu_seqlens.dim() == 1 and len(cu_seqlens) > 1 and cu_seqlens.dtype in (torch.int32, torch.int64)
+        places = cu_seqlens.tolist() if whole else []
+        if not places or places != sorted(places) or (places[0], places[-1]) != (0, len(x)):
+            given = str(places if len(places) < 9 else [*places[:4], "..", *places[-4:]]) if places else "a tensor"
+            raise LeapformerError(
+                f"cu_seqlens {given} ({cu_seqlens.dtype}, {tuple(cu_seqlens.shape)}): give whole numbers (B + 1,) that "
+                f"do not decrease, from 0 to {len(x)}, where each sequence begins in x"
+            )
+        padded, keep = _padded(x, cu_seqlens.to(x.device))
         return self(padded, mask=mask, keep=keep)[keep]
 
     def _check(self, x: Tensor, source: Tensor | None, mask: Mask) -> None:
@@ -332,7 +363,12 @@ class Attention(AttentionBlock):
                     f"{name} is {tokens.dtype} on {tokens.device}, and the layer {weight.dtype} on {weight.device}; "
                     "convert one of them"
                 )
-            if tokens.dim() != 3 or tokens.shape[2] != width or tokens.shape[0] != x.shape[0]:
+            if tokens.dim() != 3:
+                raise LeapformerError(
+                    f"{name} is {tuple(tokens.shape)}; give (batch, tokens, {width}), as by x.unsqueeze(0) for one "
+                    "sequence"
+                )
+            if tokens.shape[2] != width or tokens.shape[0] != x.shape[0]:
                 raise LeapformerError(
                     f"{name} is {tuple(tokens.shape)}; give (batch {x.shape[0]}, tokens, width {width})"
                 )

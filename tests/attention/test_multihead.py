@@ -323,6 +323,8 @@ def test_sequences_one_after_another():
     attention, x = made("leap", "decoder-self"), torch.randn(9, DIM).double()
     out = attention(x, cu_seqlens=torch.tensor([0, 4, 9]))
     assert far(out, torch.cat([attention(x[None, :4])[0], attention(x[None, 4:])[0]])) < 1e-12
+    for places in ([0, 4, 4, 9], [0, 0, 4, 9, 9]):  # some may have no tokens
+        assert far(out, attention(x, cu_seqlens=torch.tensor(places, dtype=torch.int32))) < 1e-12
 
 
 @torch.no_grad()
@@ -466,7 +468,14 @@ def wrong_calls() -> list[Any]:
         (lambda: build("cosformer", 8, HEADS, cosformer_step=-1), "cosformer_step -1"),
         (lambda: Attention("cosformer", DIM, HEADS), "needs the target's length.* cosformer_length"),
         (lambda: Attention("leap", 30, 4), "dim=30 is no multiple of 4 heads"),
-        (lambda: Attention("leap", DIM, 4, kv_heads=3), "heads=4 is no multiple of 3 heads"),
+        (lambda: Attention("leap", DIM, 4, kv_heads=3), "kv_heads=3 does not divide heads=4; choose from: 1, 2, 4"),
+        (lambda: Attention("leap", DIM, 4, head_dim=8), "built without head_dim; heads are dim / heads wide"),
+        (lambda: Attention("leap", embed_dim=DIM, num_heads=4), "built without embed_dim; give dim"),
+        (lambda: Attention("leap", DIM, num_heads=4), "built without num_heads; give heads"),
+        (lambda: Attention("leap", DIM, 4, causal=True), "built without causal; a decoder-self block is causal"),
+        (lambda: Attention("leap", DIM, 4, batch_first=True), "built without batch_first; leave it out"),
+        (lambda: Attention("leap", DIM, 4, device="cpu"), "built without device; build it, then call .to"),
+        (lambda: Attention("leap", DIM, 4, vdim=3), "built without vdim; give source_dim"),
         (lambda: Attention("leap", DIM, 4, source_dim=3), "decoder-self attention has no source"),
         (lambda: Attention("leap", DIM, 4, block="decoder"), "block 'decoder' is unknown"),
         (lambda: Attention("luna", DIM, 4), "cannot be used as decoder-self"),
@@ -481,9 +490,15 @@ def wrong_calls() -> list[Any]:
         (lambda: decoder(x, x), "has no source"),
         (lambda: cross(x), "needs a source"),
         (lambda: cross(x, source[..., :5]), r"source is \(2, 20, 5\); give \(batch 2, tokens, width 16\)"),
-        (lambda: decoder(x[0]), r"x is \(12, 32\)"),
+        (lambda: decoder(x[0]), r"x is \(12, 32\); give \(batch, tokens, 32\), as by x.unsqueeze\(0\)"),
+        (lambda: decoder(x.sum()), r"x is \(\); give \(batch, tokens, 32\)"),
         (lambda: decoder(x, keep=torch.ones(2, T)), "keep is torch.float32"),
-        (lambda: decoder(x[0], cu_seqlens=torch.tensor([0, 5])), "numbers from 0 to N"),
+        (lambda: decoder(x[0], cu_seqlens=torch.tensor([0, 5])), r"cu_seqlens \[0, 5\] .* from 0 to 12"),
+        (lambda: decoder(x[0], cu_seqlens=torch.tensor([0, 7, 5, 12])), r"\[0, 7, 5, 12\] .* do not decrease"),
+        (lambda: decoder(x[0], cu_seqlens=torch.tensor([1, 12])), r"cu_seqlens \[1, 12\] .* from 0 to 12"),
+        (lambda: decoder(x[0], cu_seqlens=torch.tensor([0.0, 12.0])), r"torch.float32, \(2,\)\): give whole numbers"),
+        (lambda: decoder(x[0], cu_seqlens=torch.tensor([0])), r"\(1,\)\): give whole numbers"),
+        (lambda: decoder(x, cu_seqlens=torch.tensor([0, 12])), r"cu_seqlens with x \(2, 12, 32\): give \(N, 32\)"),
         (lambda: decoder(x, cache=Cache(cross)), "not a layer of the cache's model"),
         (lambda: decoder(x, cache=Cache(decoder), weights=True), "call without the cache"),
         (lambda: Cache(nn.Linear(2, 2)), "Linear has no Attention layers"),
@@ -527,7 +542,7 @@ def wrong_calls() -> list[Any]:
         (lambda: decoder(x, kep=None), "no argument kep; its arguments: x, source, mask, keep, target_keep"),
         (lambda: Attention("leap", "32", 4), "dim='32' is no multiple of 4 heads"),
         (lambda: Attention("leap", DIM, 4.0), "dim=32 is no multiple of 4.0 heads"),
-        (lambda: Attention("leap", DIM, 4, kv_heads="2"), "heads=4 is no multiple of '2' heads"),
+        (lambda: Attention("leap", DIM, 4, kv_heads="2"), "kv_heads='2' does not divide heads=4"),
         (lambda: Attention("leap", DIM, 4, rotary="10_000"), "rotary='10_000' .* a positive base"),
         (lambda: Attention("leap", DIM, 4, rotary=True), "rotary=True .* a positive base"),
         (lambda: Attention("softmax", DIM, 4, dropout=2), "dropout=2: give a probability, from 0 to 1"),
