@@ -103,7 +103,7 @@ def test_the_page_of_models_of_ones_own_runs(tmp_path, monkeypatch, capsys):
     assert names["loss"] < 0.5
     said = re.findall(r"print\(.*\)  # (.*)", code)
     assert (
-        len(said) == 4 and [line for line in capsys.readouterr().out.splitlines() if not line.startswith("b'")] == said
+        len(said) >= 4 and [line for line in capsys.readouterr().out.splitlines() if not line.startswith("b'")] == said
     )
     program = (ROOT / "examples/gpt.py").read_text(encoding="utf-8")
     model = page[page.index("class Block(") : page.index("```", page.index("class Block("))]

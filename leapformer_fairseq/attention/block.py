@@ -22,7 +22,7 @@ from .decoding import step_of
 from .decoding.step import Step
 from .kernels import Projections
 from .layers import is_hooked, is_plain
-from .masks import Mask, PrefixMask
+from .masks import ChunkMask, Mask, PrefixMask, numbers_of
 from .mechanism import Execution, Mechanism, State
 from .tokens import TokenInfo
 
@@ -34,6 +34,7 @@ class Memory:
     step:      the decoding step; None with gradients, or if a layer is more than its weights (see `decoding_step`).
     lengths:   (B,), the lengths of the targets as known when the memory was created; they never change.
     state:     the mechanism's state.
+    mask:      the mask of the queries that read the state, from the first to the last.
     queries:   number of query columns so far.
     padded:    (B,), how many of these were padding; None: none.
     written:   number of source columns written to `state` (cross-attention; the same for all sentences).
@@ -44,6 +45,7 @@ class Memory:
     step: Step | None
     lengths: Tensor | None = None
     state: State | None = None
+    mask: Mask = None
     queries: int = 0
     padded: Tensor | None = None
     written: int = 0
@@ -100,6 +102,7 @@ class Memory:
         state = {} if self.state is None else self.state.tensors()
         padded = {} if self.padded is None else {"padded": self.padded}
         numbers = {"queries": torch.tensor(self.queries), "written": torch.tensor(self.written)}
+        numbers["mask"] = torch.tensor(numbers_of(self.mask), dtype=torch.long)
         return {**{f"state.{name}": x for name, x in state.items()}, **numbers, **padded}
 
     @staticmethod
@@ -210,8 +213,12 @@ class AttentionBlock(nn.Module):
         if memory.state is None:
             first = self.described(memory.tokens(0, None, x.device), x)
             memory.state = self.mechanism.init_state(self._rows(x), self.value_dim, x, first, mask)
+            memory.mask = mask
         count = self._columns(x)
-        step = memory.fused(x.device) if count == 1 and keep is None and memory.padded is None else None
+        # A step reads all that was written, so it knows no limit on the past.
+        simple = count == 1 and keep is None and memory.padded is None
+        simple = simple and not (isinstance(mask, ChunkMask) and mask.past is not None)
+        step = memory.fused(x.device) if simple else None
         if step is not None:
             out = self._as_column(step(self._column(x), memory.state, memory.queries + 1, memory.lengths))
         else:
@@ -269,7 +276,7 @@ class AttentionBlock(nn.Module):
         stop = mask.count(memory.queries, count) if isinstance(mask, PrefixMask) else count
         if memory.state is None or stop > memory.written:
             if memory.state is None:
-                memory.shared = self._shared(source, keep)
+                memory.shared, memory.mask = self._shared(source, keep), mask
             keep = None if keep is None else keep[:: memory.shared]
             source = source[:: memory.shared] if self.batch_first else source[:, :: memory.shared]
             tokens = self.described(TokenInfo.whole(count, keep, source.device), source).narrow(memory.written, stop)

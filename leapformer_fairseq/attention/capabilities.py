@@ -134,6 +134,8 @@ class Capabilities:
     def _by_block(self, block: str, mask: Mask) -> str | None:
         if block in self.unsupported:
             return f"{self.unsupported[block]}; allowed: {', '.join(self.blocks) or 'no block'}"
+        if block == ENCODER_SELF and isinstance(mask, PrefixMask) and DECODER_SELF in self.unsupported:
+            return f"under a causal mask, {self.unsupported[DECODER_SELF]}"
         if isinstance(mask, ChunkMask) and not self.append:
             return (
                 "it depends on the whole sequence, which a streaming encoder does not have yet; leave "

@@ -128,6 +128,27 @@ def visible(mask: Mask, queries: int, keys: int, device: torch.device | None = N
     return ((query // mask.size + 1) * mask.size).clamp(max=keys)
 
 
+def numbers_of(mask: Mask) -> list[int]:
+    """A mask as numbers, to be saved: none, two or three, by which `mask_of` knows its kind."""
+    if mask is None:
+        return []
+    if isinstance(mask, PrefixMask):
+        return [mask.lagging, mask.ratio]
+    return [mask.size, mask.ahead, -1 if mask.past is None else mask.past]
+
+
+def mask_of(numbers: list[int]) -> Mask:
+    """The mask of numbers that `numbers_of` returned. Raises LeapformerError for others."""
+    if len(numbers) > 3 or len(numbers) == 1:
+        raise LeapformerError(f"a mask has two or three numbers, not {numbers}; give those of a mask")
+    if not numbers:
+        return None
+    if len(numbers) == 2:
+        return PrefixMask(*numbers)
+    size, ahead, past = numbers
+    return ChunkMask(size, ahead, None if past == -1 else past)
+
+
 def with_state(mask: Mask) -> Mask:
     """The mask for a mechanism whose state keeps everything written. Chunks of one token become causal."""
     if not isinstance(mask, ChunkMask):

@@ -119,6 +119,21 @@ class RunSegment(Protocol):
     def __call__(self, state: Any, x: Inputs, saved: Saved | None, /) -> tuple[Tensor | None, State]: ...
 
 
+class Undeclared(LeapformerError, AttributeError):
+    """An option is read that was not declared; `getattr` with a default gives the default."""
+
+
+class Chosen(SimpleNamespace):
+    """The values of a mechanism's options, by name."""
+
+    def __getattr__(self, name: str) -> Any:
+        declared = ", ".join(vars(self)) or "none"
+        raise Undeclared(
+            f"option {name!r} is read and was not declared; declared: {declared}; add Option({name!r}, default, help) "
+            "to @register"
+        )
+
+
 class Mechanism(nn.Module):
     """How queries read keys and values, apart from the projections around it.
 
@@ -135,6 +150,10 @@ class Mechanism(nn.Module):
     tied: tuple[str, ...] = ()
     #: the width that values must have; None: any
     value_dim: int | None = None
+    #: the longest text that it can read, in any block; None: any
+    limit: int | None = None
+    #: whether messages name options as in Python, not by their flags; `build` sets it
+    in_python: bool = False
 
     def __init__(
         self,
@@ -152,7 +171,7 @@ class Mechanism(nn.Module):
         those declared at registration; missing ones take their defaults. `chosen` holds all of them.
         """
         super().__init__()
-        self.chosen = SimpleNamespace(**{**{option.name: option.default for option in self.options}, **options})
+        self.chosen = Chosen(**{**{option.name: option.default for option in self.options}, **options})
         self.head_dim, self.num_heads, self.dropout = head_dim, num_heads, dropout
         self.block, self.input_dim = block, head_dim * num_heads if input_dim is None else input_dim
 
@@ -209,7 +228,9 @@ class Mechanism(nn.Module):
     ) -> tuple[Tensor, State]:
         """Output (B, H, T, E) of queries that see `state` and, of these keys, what the mask shows them; the new state.
 
-        Keys that no query sees are not written. `state` is left as it was, which costs a copy: see `scan_`.
+        The mask counts from these queries: what a ChunkMask shows begins with a chunk, and wait-k with `mask.after(n)`
+        after n queries. Keys that no query sees are not written. `state` is left as it was, which costs a copy: see
+        `scan_`.
         """
         return self.scan_(state.fork(), q, k, v, query, key, mask)
 
@@ -326,6 +347,7 @@ class Mechanism(nn.Module):
         if not dispatch.is_traced():  # a graph would take the sizes that are compared for constants
             self._check(q, k, v, query, key, mask)
         query, key = self._described(q, k, query, key, mask)
+        self.check_limit(key, self.limit)  # of the whole text: segments know only a part
         if not q.shape[2] or not k.shape[2]:
             return _nothing(q, k, v)
         mask = with_state(mask) if self.capabilities.constant_state else mask
@@ -356,7 +378,26 @@ class Mechanism(nn.Module):
             )
         reason = self.capabilities.unsupported_reason(self.block, mask)
         if reason is not None:
-            raise LeapformerError(in_library(f"{self.name} attention cannot be used like this: {reason}", self.options))
+            raise self.refusal(f"{self.name} attention cannot be used like this: {reason}")
+
+    def refusal(self, text: str) -> LeapformerError:
+        """The error of a message that names options by their flags; by their names, if it was made by `build`."""
+        return LeapformerError(in_library(text, self.options) if self.in_python else text)
+
+    def check_limit(self, tokens: TokenInfo, limit: int | None) -> None:
+        """Raise LeapformerError for positions beyond `limit`. Waits for a GPU only if there are more columns."""
+        positions = tokens.positions
+        if limit is None or torch.compiler.is_compiling():  # positions have no values in a graph
+            return
+        if positions.is_meta or not positions.numel() or (positions.is_cuda and positions.shape[1] <= limit):
+            return
+        longest = int(positions.max())
+        if longest > limit:
+            where = f"{self.name} in {self.block}" if self.block else self.name
+            raise self.refusal(
+                f"{where} can read {limit} tokens and got {longest}; cut the text, or give more room "
+                f"({self.capabilities.limit_options})"
+            )
 
     def _check(
         self, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo | None, key: TokenInfo | None, mask: Mask

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
-from typing import Any, Literal, overload
+from typing import Any, Literal, Self, overload
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,14 @@ from ..support.errors import LeapformerError
 from .block import AttentionBlock, Memory
 from .capabilities import BLOCKS, DECODER_CROSS, DECODER_SELF, ENCODER_SELF, Context
 from .decoding.step import Step
-from .masks import CAUSAL, ChunkMask, Mask, PrefixMask, whole_from
+from .masks import CAUSAL, ChunkMask, Mask, PrefixMask, mask_of, whole_from
 from .mechanism import Mechanism, State
-from .options import in_library
 from .positions import rotate, rotation
 from .registry import build
 from .tokens import TokenInfo, checked_keep
 
 ABOUT = "about"  # in saved caches: what the layer is
+NUMBERS = {"queries", "written", "mask"}  # in saved caches, besides the state
 ARGUMENTS = ("mask", "keep", "target_keep", "cu_seqlens", "cache", "weights")
 # arguments of torch.nn.MultiheadAttention, and what is given here
 ELSEWHERE = {
@@ -36,6 +36,22 @@ ELSEWHERE = {
 }
 ELSEWHERE |= {"value": ELSEWHERE["key"], "is_causal": ELSEWHERE["attn_mask"]}
 ELSEWHERE |= {"average_attn_weights": ELSEWHERE["need_weights"]}
+# arguments of other layers' constructors, and what is given here
+BUILT_ELSEWHERE = {
+    "embed_dim": "give dim, and the mechanism's name first",
+    "num_heads": "give heads",
+    "head_dim": "heads are dim / heads wide; choose dim and heads",
+    "num_kv_heads": "give kv_heads",
+    "kdim": "give source_dim, of keys and values",
+    "batch_first": "leave it out; tokens are (batch, tokens, dim)",
+    "causal": "a decoder-self block is causal; choose block='decoder-self' or 'encoder-self'",
+    "input_dim": "give dim, or source_dim in cross-attention",
+    "device": "build it, then call .to(device)",
+    "dtype": "build it, then call .to(dtype)",
+    "add_bias_kv": "leave it out; no token is added to the keys",
+}
+BUILT_ELSEWHERE |= {"vdim": BUILT_ELSEWHERE["kdim"], "is_causal": BUILT_ELSEWHERE["causal"]}
+BUILT_ELSEWHERE |= {"add_zero_attn": BUILT_ELSEWHERE["add_bias_kv"]}
 WRAPPERS = ("_orig_mod", "module")  # names that torch.compile and DistributedDataParallel put around a model
 
 
@@ -49,6 +65,12 @@ class Attention(AttentionBlock):
     In generation, give the model's `Cache`: the layer then reads the next tokens, one or several, and finds there what
     it kept of those before. What a call returns is the same as for the whole sequence at once.
     """
+
+    def __new__(cls, *given: object, **named: object) -> Self:
+        for name in named:  # before Python says which arguments are missing instead
+            if name in BUILT_ELSEWHERE:
+                raise LeapformerError(f"Attention is built without {name}; {BUILT_ELSEWHERE[name]}")
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -83,9 +105,11 @@ class Attention(AttentionBlock):
         if block not in BLOCKS:
             raise LeapformerError(f"block {block!r} is unknown; choose from: {', '.join(BLOCKS)}")
         kv_heads = heads if kv_heads is None else kv_heads
-        for small, large, what in ((heads, dim, "dim"), (kv_heads, heads, "heads")):
-            if not whole_from(1, small, large) or large % small:
-                raise LeapformerError(f"{what}={large!r} is no multiple of {small!r} heads; change one of them")
+        if not whole_from(1, heads, dim) or dim % heads:
+            raise LeapformerError(f"dim={dim!r} is no multiple of {heads!r} heads; change one of them")
+        if not whole_from(1, kv_heads) or heads % kv_heads:
+            choices = ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
+            raise LeapformerError(f"kv_heads={kv_heads!r} does not divide heads={heads}; choose from: {choices}")
         if source_dim is not None and not whole_from(1, source_dim):
             raise LeapformerError(f"source_dim={source_dim!r}: give a whole number")
         if not isinstance(dropout, (float, Real)) or not 0 <= dropout <= 1:
@@ -106,9 +130,7 @@ class Attention(AttentionBlock):
         if reason is None and kv_heads != heads and type(mechanism).receive is not Mechanism.receive:
             reason = "it uses the block's projections itself, which must have all heads; leave kv_heads out"
         if reason is not None:
-            raise LeapformerError(
-                in_library(f"{name} attention cannot be used as {block}: {reason}", mechanism.options)
-            )
+            raise mechanism.refusal(f"{name} attention cannot be used as {block}: {reason}")
         self.rotary, self.normalise = rotary, normalise
         self.q_proj = nn.Linear(dim, dim, bias)
         self.k_proj, self.v_proj = (nn.Linear(self.source_dim, kv_heads * head_dim, bias) for _ in range(2))
@@ -146,7 +168,9 @@ class Attention(AttentionBlock):
 
         source:  (B, S, source_dim), in cross-attention; with a cache, the same in every call.
         mask:    who sees what: CAUSAL, a PrefixMask (wait-k) or a ChunkMask (streaming encoders), or None: all. By
-                 default CAUSAL in decoder-self, otherwise None.
+                 default CAUSAL in decoder-self, otherwise None. A cache keeps the mask of its first call: later calls
+                 may leave it out, and another one is an error. Under a ChunkMask each call but the last gives whole
+                 chunks.
         keep:    (B, T) in self-attention, of the source (B, S) in cross-attention, False at padding, on either side;
                  under a PrefixMask or a ChunkMask on the right. Outputs at padding are undefined but finite.
         target_keep: (B, T) in cross-attention, of x, which may be left out for targets that are padded on the right.
@@ -162,7 +186,10 @@ class Attention(AttentionBlock):
         if cu_seqlens is not None:
             alone = source is None and keep is None and target_keep is None and cache is None and not weights
             return self._packed(x, cu_seqlens, mask, alone)
-        mask = (CAUSAL if self.block == DECODER_SELF else None) if mask == "block" else mask
+        memory = None if cache is None else self._memory(cache)
+        if mask == "block":
+            first = CAUSAL if self.block == DECODER_SELF else None
+            mask = first if memory is None or memory.state is None else memory.mask
         keys = x if source is None else source
         if not torch.compiler.is_compiling():  # a graph would take the sizes for constants
             self._check(x, source, mask)
@@ -173,9 +200,13 @@ class Attention(AttentionBlock):
             for name, one, tokens in (("keep", keep, keys), ("target_keep", target_keep, x)):
                 checked_keep(one, tokens.shape[:2], name)
                 self._check_padding(name, one, mask)
-        if cache is not None:
-            return self._next(x, keys, mask, keep, target_keep, cache, weights)
-        key_info = self.described(TokenInfo.whole(keys.shape[1], keep, x.device), keys)
+            self._check_length(x, target_keep if self.crosses else keep, mask, memory)
+        if memory is not None:
+            return self._next(x, keys, mask, keep, target_keep, memory, weights)
+        key_info = TokenInfo.whole(keys.shape[1], keep, x.device)
+        if mask is not None and not self.crosses:  # in parts its length is not known, so nothing may depend on it
+            key_info = key_info.without_lengths()
+        key_info = self.described(key_info, keys)
         query_info = key_info
         if source is not None:
             query_info = self.described(TokenInfo.whole(x.shape[1], target_keep, x.device), x, as_keys=False)
@@ -189,17 +220,15 @@ class Attention(AttentionBlock):
         mask: Mask,
         keep: Tensor | None,
         target_keep: Tensor | None,
-        cache: Cache,
+        memory: Memory,
         weights: bool,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """`forward` for the tokens that follow those in the cache."""
-        if not isinstance(cache, Cache):
-            raise LeapformerError(f"cache is a {type(cache).__name__}; give Cache(model)")
-        memory = cache.memory(self)
+        """`forward` for the tokens that follow those in the memory."""
         if memory.state is None:
             self._check_parts(mask)
         else:
             self._check_cached(x, keys, mask, memory, memory.state)
+            self._check_chunks(keep, memory)
         if self.crosses:
             if mask is not None and target_keep is not None:
                 if not bool(target_keep.all()):
@@ -213,18 +242,43 @@ class Attention(AttentionBlock):
             raise LeapformerError("weights=True: a state has no weights of earlier tokens; call without the cache")
         return self.self_step(x, keep, memory, mask)
 
+    def _memory(self, cache: Cache) -> Memory:
+        """What the cache keeps of this layer."""
+        if not isinstance(cache, Cache):
+            raise LeapformerError(f"cache is a {type(cache).__name__}; give Cache(model)")
+        return cache.memory(self)
+
     def _check_parts(self, mask: Mask) -> None:
         """Raise LeapformerError if what is read in parts would not be what is read at once."""
         mechanism = self.mechanism
-        reason = mechanism.capabilities.unsupported_reason(self.block, mask, Context(incremental=True))
+        block = DECODER_SELF if mask == CAUSAL else self.block  # a causal encoder is read as a decoder is
+        reason = mechanism.capabilities.unsupported_reason(block, mask, Context(incremental=True))
         if self.block == ENCODER_SELF and mask is None:
-            reason = "every token sees all others, also those still to come; give mask=ChunkMask(size) in every call"
+            reason = "every token sees all others, also those still to come; give the first call mask=ChunkMask(size)"
         if reason is not None:
-            reason = in_library(reason, mechanism.options)
-            raise LeapformerError(f"{mechanism.name}: {self.block} attention cannot read a sequence in parts: {reason}")
+            raise mechanism.refusal(
+                f"{mechanism.name}: {self.block} attention cannot read a sequence in parts: {reason}"
+            )
+
+    def _check_length(self, x: Tensor, keep: Tensor | None, mask: Mask, memory: Memory | None) -> None:
+        """Raise LeapformerError for targets beyond the mechanism's limit. Waits for a GPU only beyond it.
+
+        Mechanisms also run beyond a limit that is an assumed length (cosFormer's), where their proportions mean less.
+        """
+        limit = self.mechanism.capabilities.max_target
+        count, before = x.shape[1], 0 if memory is None else memory.queries
+        if limit is None or before + count <= limit or (self.block == ENCODER_SELF and mask != CAUSAL):
+            return
+        tokens = TokenInfo.whole(count, keep) if memory is None else memory.tokens(count, keep, x.device)
+        self.mechanism.check_limit(tokens, limit)
 
     def _check_cached(self, x: Tensor, keys: Tensor, mask: Mask, memory: Memory, state: State) -> None:
-        """Raise LeapformerError for another batch, device or source than those of the cache."""
+        """Raise LeapformerError for another mask, batch, device or source than those of the cache."""
+        if mask != memory.mask:
+            raise LeapformerError(
+                f"mask={mask}: the cache was begun with mask={memory.mask}; leave mask out to go on with it, or begin "
+                "with a new Cache"
+            )
         device = next(iter(state.tensors().values())).device
         if state.batch_size != len(x):
             raise LeapformerError(
@@ -237,6 +291,27 @@ class Attention(AttentionBlock):
             raise LeapformerError(
                 f"the cache has read a source of {memory.written} tokens and this one has {keys.shape[1]}; begin "
                 "another source with a new Cache"
+            )
+
+    def _check_chunks(self, keep: Tensor | None, memory: Memory) -> None:
+        """Raise LeapformerError for tokens that follow in a chunk whose other tokens have not seen them."""
+        mask = memory.mask
+        if not isinstance(mask, ChunkMask):
+            return
+        inside = f"inside a chunk of {mask.tokens}, whose other tokens did not see what comes now"
+        if memory.queries % mask.tokens:
+            raise LeapformerError(
+                f"the cache has read {memory.queries} tokens and ends {inside}; give whole chunks, {mask} in every "
+                "call but the last"
+            )
+        if memory.padded is None:
+            return
+        goes_on = memory.padded % mask.tokens != 0
+        goes_on = goes_on if keep is None else goes_on & keep.any(1)
+        if bool(goes_on.any()):
+            raise LeapformerError(
+                f"sequence {int(goes_on.nonzero()[0])} of the cache ended {inside}; give padding there (keep), or "
+                "leave it out by cache.select(rows)"
             )
 
     def _check_padding(self, name: str, keep: Tensor | None, mask: Mask) -> None:
@@ -253,12 +328,19 @@ class Attention(AttentionBlock):
                 f"x is a {type(x).__name__} and cu_seqlens a {type(cu_seqlens).__name__}; give tensors, x (N, C) and "
                 "cu_seqlens (B + 1,)"
             )
-        if not alone or x.dim() != 2 or cu_seqlens.dim() != 1 or int(cu_seqlens[0]) or int(cu_seqlens[-1]) != len(x):
+        if not alone or x.dim() != 2:
             raise LeapformerError(
-                f"cu_seqlens with x {tuple(x.shape)}: give (N, C), numbers from 0 to N, and no source, keep, cache or "
-                "weights"
+                f"cu_seqlens with x {tuple(x.shape)}: give (N, {self.dim}), and no source, keep, cache or weights"
             )
-        padded, keep = _padded(x, cu_seqlens)
+        whole = cu_seqlens.dim() == 1 and len(cu_seqlens) > 1 and cu_seqlens.dtype in (torch.int32, torch.int64)
+        places = cu_seqlens.tolist() if whole else []
+        if not places or places != sorted(places) or (places[0], places[-1]) != (0, len(x)):
+            given = str(places if len(places) < 9 else [*places[:4], "..", *places[-4:]]) if places else "a tensor"
+            raise LeapformerError(
+                f"cu_seqlens {given} ({cu_seqlens.dtype}, {tuple(cu_seqlens.shape)}): give whole numbers (B + 1,) that "
+                f"do not decrease, from 0 to {len(x)}, where each sequence begins in x"
+            )
+        padded, keep = _padded(x, cu_seqlens.to(x.device))
         return self(padded, mask=mask, keep=keep)[keep]
 
     def _check(self, x: Tensor, source: Tensor | None, mask: Mask) -> None:
@@ -281,10 +363,19 @@ class Attention(AttentionBlock):
                     f"{name} is {tokens.dtype} on {tokens.device}, and the layer {weight.dtype} on {weight.device}; "
                     "convert one of them"
                 )
-            if tokens.dim() != 3 or tokens.shape[2] != width or tokens.shape[0] != x.shape[0]:
+            if tokens.dim() != 3:
+                raise LeapformerError(
+                    f"{name} is {tuple(tokens.shape)}; give (batch, tokens, {width}), as by x.unsqueeze(0) for one "
+                    "sequence"
+                )
+            if tokens.shape[2] != width or tokens.shape[0] != x.shape[0]:
                 raise LeapformerError(
                     f"{name} is {tuple(tokens.shape)}; give (batch {x.shape[0]}, tokens, width {width})"
                 )
+        self._check_mask(mask)
+
+    def _check_mask(self, mask: Mask) -> None:
+        """Raise LeapformerError for a mask that this block does not have, or the mechanism."""
         self.mechanism.check_mask(mask)
         if self.block == DECODER_SELF and mask != CAUSAL:
             raise LeapformerError(
@@ -299,9 +390,8 @@ class Attention(AttentionBlock):
             )
 
     def described(self, tokens: TokenInfo, x: Tensor, as_keys: bool = True) -> TokenInfo:
-        # The length of a sequence that is generated is not known, so whole sequences must not use it either.
-        generated = self.block == DECODER_SELF or not as_keys
-        return super().described(tokens.without_lengths() if generated else tokens, x, as_keys)
+        # The length of a target that is generated is not known, so whole targets must not use it either.
+        return super().described(tokens if as_keys else tokens.without_lengths(), x, as_keys)
 
     @property
     def value_dim(self) -> int:
@@ -375,6 +465,10 @@ class Cache:
         states = (memory.state for memory in self._memories.values() if memory.state is not None)
         return next((state.batch_size for state in states), 0)
 
+    def _is_begun(self) -> bool:
+        """Whether every layer that was called has read something."""
+        return bool(self._memories) and all(memory.state is not None for memory in self._memories.values())
+
     def nbytes(self) -> int:
         """Bytes held by the states."""
         return sum(memory.state.nbytes() for memory in self._memories.values() if memory.state is not None)
@@ -410,10 +504,17 @@ class Cache:
             raise LeapformerError("give a list of caches, at least one")
         if any(cache._names != caches[0]._names for cache in caches):
             raise LeapformerError("caches of different models; join those of one")
-        if any(set(cache._memories) != set(caches[0]._memories) for cache in caches) or not caches[0]._memories:
+        memories = [cache._memories for cache in caches]
+        first = memories[0]
+        if any(set(each) != set(first) for each in memories) or not all(cache._is_begun() for cache in caches):
             raise LeapformerError("a cache before its first token cannot be joined; let it read one")
-        together = {name: Memory.cat([cache._memories[name] for cache in caches]) for name in caches[0]._memories}
-        return caches[0]._with(together)
+        for name, other in ((name, other) for each in memories for name, other in each.items()):
+            if other.mask != first[name].mask:
+                raise LeapformerError(
+                    f"caches with mask={first[name].mask} and with mask={other.mask} cannot be joined; join those of "
+                    "one mask"
+                )
+        return caches[0]._with({name: Memory.cat([each[name] for each in memories]) for name in first})
 
     def to(self, device: torch.device | str) -> Cache:
         """The cache on another device, for a model that was moved there."""
@@ -429,6 +530,7 @@ class Cache:
         return {
             f"{name}/{key}": x.clone()
             for name, memory in self._memories.items()
+            if memory.state is not None
             for key, x in {**memory.tensors(), ABOUT: _described(self._layers[name])}.items()
         }
 
@@ -455,23 +557,30 @@ class Cache:
     def _loaded(self, name: str, parts: dict[str, Tensor]) -> Memory:
         """The memory of the layer `name`. Raises LeapformerError for tensors of another one."""
         layer = self._layers[name]
+        given = {key.removeprefix("state."): x for key, x in parts.items() if key.startswith("state.")}
+        numbers = {key: x for key, x in parts.items() if not key.startswith("state.")}
+        wrong = LeapformerError(
+            f"layer {name!r}: the cache is damaged or of another layer than {layer.extra_repr()}, or of another "
+            "version; load it into the model that made it"
+        )
+        about = numbers.get(ABOUT)
+        if not numbers.keys() >= NUMBERS or about is None or not torch.equal(about.cpu(), _described(layer)):
+            raise wrong
+        try:
+            mask = mask_of(numbers["mask"].flatten().tolist())
+            layer._check_mask(mask)
+        except LeapformerError as error:
+            raise wrong from error
         with torch.no_grad():
             like = layer.v_proj.weight.new_zeros(1, 0, layer.source_dim)
             tokens = layer.described(TokenInfo.whole(0, device=like.device), like)
-            mask = CAUSAL if layer.block == DECODER_SELF else None
             empty = layer.mechanism.init_state(1, layer.value_dim, like, tokens, mask)
-        given = {key.removeprefix("state."): x for key, x in parts.items() if key.startswith("state.")}
-        numbers = {key: x for key, x in parts.items() if not key.startswith("state.")}
-        about = numbers.get(ABOUT)
-        fits = {"queries", "written"} <= numbers.keys() and _fit(given, empty.tensors())
-        if about is None or not torch.equal(about.cpu(), _described(layer)) or not fits:
-            raise LeapformerError(
-                f"layer {name!r}: the cache is damaged or of another layer than {layer.extra_repr()}; load it into the "
-                "model that made it"
-            )
+        if not _fit(given, empty.tensors()):
+            raise wrong
         return replace(
             layer.new_memory(),
             state=type(empty)(**{key: x.clone() for key, x in given.items()}),
+            mask=mask,
             queries=int(numbers["queries"]),
             written=int(numbers["written"]),
             padded=numbers.get("padded"),

@@ -27,8 +27,18 @@ def per_block(flag: str, value: str | int, block: str | None, least: int) -> int
     return numbers[0] if len(numbers) == 1 or block is None else numbers[BLOCKS.index(block)]
 
 
+# What a message says to a model of fairseq, and what it says to a layer or a mechanism in Python.
+OF_MODELS = {
+    "leave --encoder-causal and --encoder-chunk-ms out": "leave the mask out",
+    "give --waitk-lagging offline": "leave the mask out",
+    " or, where the model has it, --length-predictor": "",
+}
+
+
 def in_library(text: str, options: Iterable[Option]) -> str:
     """A message that names options by their flags, with their names in Python instead: gate_init for --gate-init."""
     for option in sorted(options, key=lambda option: -len(option.flag)):
         text = re.sub(rf"{option.flag}(?![\w-])", option.name, text)
+    for phrase, other in OF_MODELS.items():
+        text = text.replace(phrase, other)
     return text

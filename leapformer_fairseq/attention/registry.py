@@ -57,9 +57,11 @@ def build(
     unknown name, block or option, and for a value that is not allowed.
     """
     try:
-        return create(name, head_dim, num_heads, dropout=dropout, block=block, input_dim=input_dim, **options)
+        mechanism = create(name, head_dim, num_heads, dropout=dropout, block=block, input_dim=input_dim, **options)
     except LeapformerError as error:
         raise LeapformerError(in_library(str(error), OPTIONS.values())) from error
+    mechanism.in_python = True
+    return mechanism
 
 
 def create(name: str, head_dim: int, num_heads: int, *, block: str | None = None, **given: Any) -> Mechanism:

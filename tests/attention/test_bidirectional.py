@@ -263,5 +263,5 @@ def test_bad_options(name, options, message):
 @pytest.mark.parametrize("name", ["sinkhorn", "synthesizer"])
 def test_longer_than_its_table(name):
     mechanism = build(name, DIM, HEADS, **{f"{name}_max_length": 8})
-    with pytest.raises(LeapformerError, match=f"{name} can read 8 tokens and got 9.*--{name}-max-length"):
+    with pytest.raises(LeapformerError, match=f"{name} can read 8 tokens and got 9.*larger {name}_max_length"):
         mechanism(*inputs(9, 9, dtype=torch.float32))

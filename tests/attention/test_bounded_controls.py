@@ -145,11 +145,11 @@ def test_slots_by_block(value, numbers):
         (lambda: build("abc-mlp", 8, 2, abc_empty_slots="no"), "abc_empty_slots 'no': choose from: mask, literal"),
         (
             lambda: build("abc-linformer", DIM, HEADS, abc_max_length=40)(*(x.float() for x in inputs(41, 41))),
-            "abc-linformer can read 40 tokens and got 41; cut the text, or train with a larger --abc-max-length",
+            r"abc-linformer can read 40 tokens and got 41; cut the text, or give more room \(abc_max_length\)",
         ),
         (
             lambda: build("abc-pool", DIM, HEADS, abc_slots=4, abc_pool_size=3)(*(x.float() for x in inputs(2, 13))),
-            "abc-pool can read 12 tokens and got 13; give more --abc-slots or a larger --abc-pool-size",
+            r"abc-pool can read 12 tokens and got 13; cut the text, or give more room \(abc_pool_size, abc_slots\)",
         ),
         (
             lambda: build("abc-pool", DIM, HEADS)(*(x.float() for x in inputs(4, 4)), mask=CAUSAL),
@@ -157,7 +157,7 @@ def test_slots_by_block(value, numbers):
         ),
         (
             lambda: written(build("abc-pool", DIM, HEADS), *(x.float() for x in inputs(4, 4)[1:]), unknown(4)),
-            "abc-pool was asked for tokens of unknown length; give --abc-pool-size a number",
+            "abc-pool was asked for tokens of unknown length; give abc_pool_size a number",
         ),
         (
             lambda: make("abc-mlp")(*inputs(6, 4), mask=CAUSAL),

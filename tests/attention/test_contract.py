@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from torch import Tensor
 from leapformer_fairseq.attention import (
     CAUSAL,
     Features,
+    Gate,
     LinearMechanism,
     RecurrentMechanism,
     SlotSums,
@@ -379,6 +383,26 @@ class FewSlots(SlotSums):
         return k.sigmoid()
 
 
+class FlatControl(SlotSums):
+    """A control without heads."""
+
+    def control(self, k, tokens):
+        return k.new_ones(len(k), k.shape[2], self.slots)
+
+
+class FewHeads(ReLULinear):
+    """Features of one head for all."""
+
+    def map_keys(self, x, tokens):
+        return Features(x[:, :1].relu())
+
+
+def writing(written: Callable[[Tensor, Tensor], Any], replaces: bool = False) -> type[RecurrentMechanism]:
+    """A recurrence whose keys write this."""
+    members = {"written": lambda self, k, v, tokens: written(k, v), "replaces": replaces}
+    return type("Writing", (Growing,), members)
+
+
 @pytest.mark.parametrize(
     ("mechanism", "message"),
     [
@@ -387,6 +411,36 @@ class FewSlots(SlotSums):
         (Narrow, "written gives 7 features of a token, but self.features is 8; set self.features"),
         (Unsaid, "written gives a strength, but replaces is False; give none, or set replaces = True in the cl"),
         (Said, "written gives no strength, but replaces is True; give one, or set replaces = False in the class"),
+        (
+            writing(lambda k, v: Written(k[:, 0], v)),
+            r"written gives keys: \(2, [15], 8\); return \(2, 2, [15], features\), ",
+        ),
+        (writing(lambda k, v: Written(k[:, :, 1:], v)), r"written gives keys: \(2, 2, [04], 8\); return"),
+        (
+            writing(lambda k, v: Written(k, v[:, :, 1:])),
+            r"written gives values: \(2, 2, [04], \d\); return \(2, 2, [15], ",
+        ),
+        (
+            writing(lambda k, v: Written(k, v, -1.0)),
+            r"a log-decay: a float; return \(2, 2, [15], 1\) or \(2, 2, [15], 8\)",
+        ),
+        (
+            writing(lambda k, v: Written(k, v, -k[..., 0].abs())),
+            r"a log-decay: \(2, 2, [15]\); return \(2, 2, [15], 1\) or",
+        ),
+        (writing(lambda k, v: Written(k, v, -k[..., :3].abs())), r"a log-decay: \(2, 2, [15], 3\); return"),
+        (writing(lambda k, v: Written(k, v, -k[:, :1, :, :1].abs())), r"a log-decay: \(2, 1, [15], 1\); return"),
+        (
+            writing(lambda k, v: Written(k, v, None, k.abs()), True),
+            r"a strength: \(2, 2, [15], 8\); return \(2, 2, [15], 1\), ",
+        ),
+        (
+            writing(lambda k, v: Written(k, v, None, k[..., 0]), True),
+            r"a strength: \(2, 2, [15]\); return \(2, 2, [15], 1\)",
+        ),
+        (writing(lambda k, v: (k, v)), r"written returned a tuple; return Written\(k, v, decay, strength\)"),
+        (FewHeads, r"map_keys gives features: \(2, 1, [15], 8\); return \(2, 2, [15], features\)"),
+        (FlatControl, r"control gives: \(2, [15], 32\); return \(2, 2, [15], 32\), \(batch, heads, tokens, slots\)"),
         (FewSlots, "control gives 8 numbers for a token, but there are 32 slots; give one for each of self.slots"),
     ],
 )
@@ -395,3 +449,19 @@ def test_features_that_do_not_fit_are_refused_in_one_line(mechanism, message, ex
     with pytest.raises(LeapformerError, match=message) as error:
         mechanism(DIM, HEADS).double()(*inputs(COUNT, COUNT), mask=CAUSAL, execution=execution)
     assert "\n" not in str(error.value)
+
+
+def test_an_option_that_was_not_declared_is_told():
+    mechanism = ReLULinear(DIM, HEADS)
+    with pytest.raises(
+        LeapformerError, match=r"option 'scale' is read and was not declared; declared: normalizer_floor"
+    ):
+        mechanism.chosen.scale  # noqa: B018
+    assert getattr(mechanism.chosen, "scale", 3) == 3 and not hasattr(mechanism.chosen, "scale")
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(mechanism.chosen)))
+    assert copied == mechanism.chosen
+
+
+def test_gates_that_are_not_as_many_for_each_head_are_refused():
+    with pytest.raises(LeapformerError, match="begins with 3 numbers for 2 heads: give one for each head"):
+        Gate(16, 2, torch.zeros(3))

@@ -280,7 +280,7 @@ def test_bad_input_is_said_in_one_line():
     )
     needy, stock = luna("decoder-self")
     x = torch.randn(2, COUNT, WIDTH).double()
-    with pytest.raises(LeapformerError, match="given no packed sequence; .*--luna-packed learned"):
+    with pytest.raises(LeapformerError, match="given no packed sequence; .*luna_packed learned"):
         needy(*projected(needy, stock, x), key=replace(TokenInfo.whole(COUNT), inputs=x), mask=CAUSAL)
     mechanism, _ = luna("encoder-self", adopt=False)
     q, k, v = (torch.randn(1, HEADS, 3, DIM).double() for _ in range(3))

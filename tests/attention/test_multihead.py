@@ -21,6 +21,7 @@ from leapformer_fairseq.attention import (
     Attention,
     Cache,
     ChunkMask,
+    Mask,
     PrefixMask,
     State,
     TokenInfo,
@@ -54,6 +55,7 @@ def supported(block: str) -> list[str]:
 
 
 DECODERS, CROSSING, ENCODERS = (supported(block) for block in ("decoder-self", "decoder-cross", "encoder-self"))
+BLOCKS = {"decoder-self": DECODERS, "encoder-self": ENCODERS, "decoder-cross": CROSSING}
 
 
 class Model(nn.Module):
@@ -219,12 +221,101 @@ def test_encoders_see_all_real_tokens_and_no_padding(name):
         assert far(out[1, :8], attention(x[1:, :8])[0]) < 1e-9
 
 
+STREAMS = (CAUSAL, ChunkMask(1), ChunkMask(4), ChunkMask(3, 1), ChunkMask(1, past=2), ChunkMask(2, 1, past=3))
+
+
+@pytest.mark.parametrize("name", ENCODERS)
 @torch.no_grad()
-def test_a_stream_in_chunks_is_the_whole():
-    attention, x = made("gated-leap", "encoder-self"), torch.randn(2, T, DIM).double()
-    mask, cache = ChunkMask(4), Cache(attention)
-    parts = [attention(x[:, t : t + 4], mask=mask, cache=cache) for t in range(0, T, 4)]
-    assert far(torch.cat(parts, 1), attention(x, mask=mask)) < 1e-10
+def test_a_stream_in_parts_is_the_whole_or_refused(name):
+    """One chunk at a time, and several; the last may be shorter. Later calls leave the mask out."""
+    attention, x = made(name, "encoder-self"), torch.randn(2, 13, DIM).double()
+    for mask in STREAMS:
+        count = getattr(mask, "tokens", 1)
+        for first, more in ((count, count), (3 * count, 2 * count)):
+            cache = Cache(attention)
+            try:
+                parts = [attention(x[:, :first], mask=mask, cache=cache)]
+            except LeapformerError:
+                continue
+            parts += [attention(x[:, t : t + more], cache=cache) for t in range(first, 13, more)]
+            assert far(torch.cat(parts, 1), attention(x, mask=mask)) < 1e-10, mask
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@torch.no_grad()
+def test_an_encoder_sees_no_later_token_under_a_mask(name):
+    attention, x = made(name, "encoder-self"), torch.randn(2, T, DIM).double()
+    other = torch.cat([x[:, :8], x[:, 8:] + 1], 1)
+    for mask in (CAUSAL, ChunkMask(4)):
+        if attention.mechanism.capabilities.unsupported_reason("encoder-self", mask) is None:
+            assert far(attention(x, mask=mask)[:, :8], attention(other, mask=mask)[:, :8]) < 1e-10
+        else:
+            with pytest.raises(LeapformerError, match=f"{name} attention cannot be used like this"):
+                attention(x, mask=mask)
+
+
+@torch.no_grad()
+def begun(mask: Mask, count: int = 4, attention: Any = None) -> tuple[Attention, Tensor, Cache]:
+    """A streaming encoder, three streams, and a cache that has read the first tokens."""
+    attention = made("leap", "encoder-self") if attention is None else attention
+    x, cache = torch.randn(3, T, DIM).double(), Cache(attention)
+    attention(x[:, :count], mask=mask, cache=cache)
+    return attention, x, cache
+
+
+@torch.no_grad()
+def test_a_cache_keeps_the_mask_that_it_was_begun_with():
+    """Also a copy, one of some sequences, of several caches, and one that was saved."""
+    for mask in (ChunkMask(4), ChunkMask(2, 2), ChunkMask(4, past=9), CAUSAL):
+        attention, x, cache = begun(mask)
+        whole, tensors = attention(x, mask=mask), cache.tensors()
+        copies = [cache.fork(), cache.select([0, 1, 2]), Cache(attention).load(tensors), cache.to("cpu")]
+        joined = Cache.cat([cache.select([0]), cache.select([1, 2])])
+        for each in (*copies, joined, cache):
+            assert far(attention(x[:, 4:8], cache=each), whole[:, 4:8]) < 1e-10
+            assert far(attention(x[:, 8:], mask=mask, cache=each), whole[:, 8:]) < 1e-10
+
+
+@torch.no_grad()
+def test_under_wait_k_a_cache_keeps_its_mask():
+    attention, x, source = (made("leap", "decoder-cross"), *(torch.randn(2, T, DIM).double() for _ in range(2)))
+    whole, cache = attention(x, source, mask=PrefixMask(2, 1)), Cache(attention)
+    attention(x[:, :3], source, mask=PrefixMask(2, 1), cache=cache)
+    for mask in (None, PrefixMask(3, 1)):
+        with pytest.raises(LeapformerError, match=r"mask=.*: the cache was begun with mask=PrefixMask\(lagging=2, rat"):
+            attention(x[:, 3:], source, mask=mask, cache=cache)
+    assert far(attention(x[:, 3:], source, cache=cache), whole[:, 3:]) < 1e-10
+
+
+@torch.no_grad()
+def test_streams_that_pause_for_whole_chunks_go_on_and_those_that_ended_inside_one_do_not():
+    attention, x, cache = begun(ChunkMask(4))
+    paused, real = torch.ones(3, 4).bool(), torch.ones(3, 4).bool()
+    paused[1] = False
+    attention(x[:, 4:8], keep=paused, cache=cache)
+    further = attention(x[:, 4:8], cache=cache)
+    assert far(further[1], attention(x[1:2, :8], mask=ChunkMask(4))[0, 4:]) < 1e-10
+    real[2, 3:] = False
+    attention(x[:, 8:], keep=real, cache=cache)
+    for keep in (None, paused):
+        with pytest.raises(LeapformerError, match="sequence 2 of the cache ended inside a chunk of 4"):
+            attention(x[:, :4], keep=keep, cache=cache)
+    over = real.clone()
+    over[2] = False
+    attention(x[:, :4], keep=over, cache=cache)
+    attention(x[:2, :4], cache=cache.select([0, 1]))
+
+
+@torch.no_grad()
+def test_a_call_that_failed_leaves_nothing_to_join_or_save():
+    attention, x = made("leap", "encoder-self"), torch.randn(2, T, DIM).double()
+    cache = Cache(attention)
+    with pytest.raises(LeapformerError, match="give the first call mask=ChunkMask"):
+        attention(x, cache=cache)
+    assert cache.tensors() == {}
+    with pytest.raises(LeapformerError, match="before its first token"):
+        Cache.cat([cache, cache])
+    attention(x[:, :4], mask=ChunkMask(4), cache=cache)
 
 
 @torch.no_grad()
@@ -232,6 +323,8 @@ def test_sequences_one_after_another():
     attention, x = made("leap", "decoder-self"), torch.randn(9, DIM).double()
     out = attention(x, cu_seqlens=torch.tensor([0, 4, 9]))
     assert far(out, torch.cat([attention(x[None, :4])[0], attention(x[None, 4:])[0]])) < 1e-12
+    for places in ([0, 4, 4, 9], [0, 0, 4, 9, 9]):  # some may have no tokens
+        assert far(out, attention(x, cu_seqlens=torch.tensor(places, dtype=torch.int32))) < 1e-12
 
 
 @torch.no_grad()
@@ -339,6 +432,7 @@ def wrong_calls() -> list[Any]:
     decoder = Attention("leap", DIM, HEADS)
     encoder, cosformer = (Attention(name, DIM, HEADS, block="encoder-self") for name in ("leap", "cosformer"))
 
+    ended, x6 = begun(ChunkMask(4), 6), torch.randn(3, 6, DIM).double()
     few, gated_leap = Attention("leap", DIM, 2), Attention("gated-leap", DIM, HEADS)
 
     @torch.no_grad()
@@ -374,7 +468,14 @@ def wrong_calls() -> list[Any]:
         (lambda: build("cosformer", 8, HEADS, cosformer_step=-1), "cosformer_step -1"),
         (lambda: Attention("cosformer", DIM, HEADS), "needs the target's length.* cosformer_length"),
         (lambda: Attention("leap", 30, 4), "dim=30 is no multiple of 4 heads"),
-        (lambda: Attention("leap", DIM, 4, kv_heads=3), "heads=4 is no multiple of 3 heads"),
+        (lambda: Attention("leap", DIM, 4, kv_heads=3), "kv_heads=3 does not divide heads=4; choose from: 1, 2, 4"),
+        (lambda: Attention("leap", DIM, 4, head_dim=8), "built without head_dim; heads are dim / heads wide"),
+        (lambda: Attention("leap", embed_dim=DIM, num_heads=4), "built without embed_dim; give dim"),
+        (lambda: Attention("leap", DIM, num_heads=4), "built without num_heads; give heads"),
+        (lambda: Attention("leap", DIM, 4, causal=True), "built without causal; a decoder-self block is causal"),
+        (lambda: Attention("leap", DIM, 4, batch_first=True), "built without batch_first; leave it out"),
+        (lambda: Attention("leap", DIM, 4, device="cpu"), "built without device; build it, then call .to"),
+        (lambda: Attention("leap", DIM, 4, vdim=3), "built without vdim; give source_dim"),
         (lambda: Attention("leap", DIM, 4, source_dim=3), "decoder-self attention has no source"),
         (lambda: Attention("leap", DIM, 4, block="decoder"), "block 'decoder' is unknown"),
         (lambda: Attention("luna", DIM, 4), "cannot be used as decoder-self"),
@@ -389,9 +490,15 @@ def wrong_calls() -> list[Any]:
         (lambda: decoder(x, x), "has no source"),
         (lambda: cross(x), "needs a source"),
         (lambda: cross(x, source[..., :5]), r"source is \(2, 20, 5\); give \(batch 2, tokens, width 16\)"),
-        (lambda: decoder(x[0]), r"x is \(12, 32\)"),
+        (lambda: decoder(x[0]), r"x is \(12, 32\); give \(batch, tokens, 32\), as by x.unsqueeze\(0\)"),
+        (lambda: decoder(x.sum()), r"x is \(\); give \(batch, tokens, 32\)"),
         (lambda: decoder(x, keep=torch.ones(2, T)), "keep is torch.float32"),
-        (lambda: decoder(x[0], cu_seqlens=torch.tensor([0, 5])), "numbers from 0 to N"),
+        (lambda: decoder(x[0], cu_seqlens=torch.tensor([0, 5])), r"cu_seqlens \[0, 5\] .* from 0 to 12"),
+        (lambda: decoder(x[0], cu_seqlens=torch.tensor([0, 7, 5, 12])), r"\[0, 7, 5, 12\] .* do not decrease"),
+        (lambda: decoder(x[0], cu_seqlens=torch.tensor([1, 12])), r"cu_seqlens \[1, 12\] .* from 0 to 12"),
+        (lambda: decoder(x[0], cu_seqlens=torch.tensor([0.0, 12.0])), r"torch.float32, \(2,\)\): give whole numbers"),
+        (lambda: decoder(x[0], cu_seqlens=torch.tensor([0])), r"\(1,\)\): give whole numbers"),
+        (lambda: decoder(x, cu_seqlens=torch.tensor([0, 12])), r"cu_seqlens with x \(2, 12, 32\): give \(N, 32\)"),
         (lambda: decoder(x, cache=Cache(cross)), "not a layer of the cache's model"),
         (lambda: decoder(x, cache=Cache(decoder), weights=True), "call without the cache"),
         (lambda: Cache(nn.Linear(2, 2)), "Linear has no Attention layers"),
@@ -435,7 +542,7 @@ def wrong_calls() -> list[Any]:
         (lambda: decoder(x, kep=None), "no argument kep; its arguments: x, source, mask, keep, target_keep"),
         (lambda: Attention("leap", "32", 4), "dim='32' is no multiple of 4 heads"),
         (lambda: Attention("leap", DIM, 4.0), "dim=32 is no multiple of 4.0 heads"),
-        (lambda: Attention("leap", DIM, 4, kv_heads="2"), "heads=4 is no multiple of '2' heads"),
+        (lambda: Attention("leap", DIM, 4, kv_heads="2"), "kv_heads='2' does not divide heads=4"),
         (lambda: Attention("leap", DIM, 4, rotary="10_000"), "rotary='10_000' .* a positive base"),
         (lambda: Attention("leap", DIM, 4, rotary=True), "rotary=True .* a positive base"),
         (lambda: Attention("softmax", DIM, 4, dropout=2), "dropout=2: give a probability, from 0 to 1"),
@@ -444,6 +551,13 @@ def wrong_calls() -> list[Any]:
         (lambda: PrefixMask(1, 2.5), "pre-decision ratio is 2.5; choose at least 1"),
         (lambda: ChunkMask(2.5), "chunks of 2.5 tokens"),
         (lambda: Cache("leap"), "str has no Attention layers"),
+        (lambda: ended[0](x6, mask=ChunkMask(3), cache=ended[2]), "mask=ChunkMask.size=3, .*begun with .*Mask.size=4"),
+        (lambda: ended[0](x6, mask=None, cache=ended[2]), "mask=None: the cache was begun with .* leave mask out"),
+        (lambda: ended[0](x6, cache=ended[2]), "has read 6 tokens and ends inside a chunk of 4.* give whole chunks"),
+        (lambda: Cache.cat([ended[2], begun(CAUSAL, attention=ended[0])[2]]), "caches with mask=.* cannot be joined"),
+        (lambda: Cache(ended[0]).load({**ended[2].tensors(), "/mask": torch.tensor([4])}), "is damaged or of another"),
+        (lambda: Cache(ended[0]).load({**ended[2].tensors(), "/mask": torch.tensor([3, 8])}), "is damaged or of"),
+        (lambda: Cache(ended[0]).load({**ended[2].tensors(), "/mask": torch.tensor([0, 0, 0])}), "is damaged or of"),
         (lambda: read(decoder, x).select(1), "give at least one whole number"),
         (lambda: read(decoder, x).select("a"), "give at least one whole number"),
         (lambda: Cache.cat(read(decoder, x)), "give a list of caches"),
@@ -454,12 +568,85 @@ def wrong_calls() -> list[Any]:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", sorted(MECHANISMS))
+@torch.no_grad()
+def test_what_a_layer_does_not_support_is_told_without_flags(name):
+    x, q, refused = torch.randn(1, T, DIM), torch.randn(1, HEADS, T, 8), []
+    masks = ("block", None, CAUSAL, PrefixMask(3), ChunkMask(4))
+    calls = [partial(build(name, 8, HEADS), q, q, q, mask=mask) for mask in masks[1:]]
+    for block in BLOCKS:
+        source = [x] if block == "decoder-cross" else []
+        try:
+            attention = Attention(name, DIM, HEADS, block=block).eval()
+        except LeapformerError as error:
+            refused.append(str(error))
+            continue
+        calls += [partial(attention, x, *source, mask=mask) for mask in masks]
+        calls += [partial(attention, x, *source, mask=mask, cache=Cache(attention)) for mask in masks]
+    for call in calls:
+        try:
+            call()
+        except LeapformerError as error:
+            refused.append(str(error))
+    assert not [text for text in refused if "--" in text]
+
+
+LIMITED = {
+    "cosformer": {"cosformer_length": 8},
+    "abc-linformer": {"abc_max_length": 8},
+    "abc-pool": {"abc_pool_size": 2, "abc_slots": 4},
+}
+
+
+@pytest.mark.parametrize(("name", "options"), LIMITED.items())
+@torch.no_grad()
+def test_a_target_beyond_the_limit_of_a_mechanism_is_refused(name, options):
+    """Padding does not count, also in a cache that has read some."""
+    blocks = ("decoder-self", "decoder-cross") if name == "cosformer" else ("decoder-self",)
+    for block in blocks:
+        attention, x = Attention(name, DIM, HEADS, block=block, **options).eval(), torch.randn(2, T, DIM)
+        source, padded = ({}, "keep") if block == "decoder-self" else ({"source": x}, "target_keep")
+
+        def call(start: int, stop: int, source=source, attention=attention, x=x, **more: Any) -> Tensor:
+            return attention(x[:, start:stop], **source, **more)
+
+        told = (
+            rf"^{name} in {block} can read 8 tokens and got %s; cut the text, or give more room \({next(iter(options))}"
+        )
+        with pytest.raises(LeapformerError, match=told % 12):
+            call(0, T)
+        call(0, T, **{padded: padding(4, 5)})
+        with pytest.raises(LeapformerError, match=told % 9):
+            call(0, T, **{padded: padding(3, 5)})
+        cache = Cache(attention)
+        call(0, 7, cache=cache)
+        call(7, 8, cache=cache)
+        for stop in (9, 12):
+            with pytest.raises(LeapformerError, match=told % stop):
+                call(8, stop, cache=cache)
+        cache = Cache(attention)
+        call(0, 9, **{padded: padding(2, 3)[:, :9]}, cache=cache)
+        call(9, 10, cache=cache)
+        with pytest.raises(LeapformerError, match=told % 9):
+            call(10, 11, cache=cache)
+
+
+def test_a_text_beyond_a_table_is_counted_whole():
+    """Not only up to the segment that is beyond it."""
+    mechanism, q = build("abc-linformer", 8, HEADS, abc_max_length=40), torch.randn(1, HEADS, 700, 8)
+    with (
+        dispatch.override(segment_slot_tokens=64, kept_slot_tokens=0),
+        pytest.raises(LeapformerError, match="got 700;"),
+    ):
+        mechanism(q, q, q, mask=CAUSAL)
+
+
 @pytest.mark.parametrize(("call", "message"), wrong_calls())
 def test_what_is_wrong_is_told_in_one_line(call, message):
     with pytest.raises(LeapformerError) as caught:
         call()
     text = str(caught.value)
-    assert re.search(message, text) and "\n" not in text
+    assert re.search(message, text) and "\n" not in text and "--" not in text
 
 
 def test_inputs_that_are_not_declared_are_not_given():
@@ -495,7 +682,6 @@ def test_a_scan_leaves_its_state_alone():
 
 
 # ------------------------------------------------------------------------------------ PyTorch
-BLOCKS = {"decoder-self": DECODERS, "encoder-self": ENCODERS, "decoder-cross": CROSSING}
 EACH = [(name, block) for block, names in BLOCKS.items() for name in names]
 FEW = [("relu", "decoder-self")]
 ALL = pytest.mark.parametrize(("name", "block"), kept(EACH, *FEW))

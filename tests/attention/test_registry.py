@@ -261,7 +261,9 @@ def test_cosformer_needs_a_length_in_the_decoder():
         assert "--cosformer-length N" in (why(without, block) or "")
         assert why(without, block, known=True) is None
     rows = TokenInfo.whole(4).without_lengths()
-    with pytest.raises(LeapformerError, match="tokens of unknown length; give --cosformer-length"):
+    with pytest.raises(
+        LeapformerError, match="tokens of unknown length; give cosformer_length N .say, the longest target., or"
+    ):
         without(*(x.float() for x in inputs(4, 4)), query=rows, key=rows)
 
 

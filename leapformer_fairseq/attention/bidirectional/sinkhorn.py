@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...support.errors import LeapformerError
 from ..ops.blocks import in_blocks
 from ..options import Option
 from ..registry import register
@@ -54,7 +53,7 @@ class Sinkhorn(Bidirectional):
         """Weights of a block and of its sorted block (B, H, N, z, 2 z); R (B, H, N, N); 1 at real tokens (.., N, z)."""
         count = k.shape[2]
         if count > self.longest:
-            raise LeapformerError(
+            raise self.refusal(
                 f"sinkhorn can read {self.longest} tokens and got {count}; cut the text, or train with a larger "
                 f"{LENGTH.flag}"
             )

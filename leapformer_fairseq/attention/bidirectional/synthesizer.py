@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...support.errors import LeapformerError
 from ..options import Option
 from ..registry import register
 from .base import Bidirectional, real
@@ -38,7 +37,7 @@ class Synthesizer(Bidirectional):
     def _ordered_weights(self, q: Tensor, k: Tensor, lengths: Tensor, dropout: float) -> Tensor:
         count = k.shape[2]
         if count > self.longest:
-            raise LeapformerError(
+            raise self.refusal(
                 f"synthesizer can read {self.longest} tokens and got {count}; cut the text, or train with a larger "
                 f"{LENGTH.flag}"
             )

@@ -144,20 +144,8 @@ def added(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return total.addcmul_(a, b) if a.shape[-1] == 1 else total.add_(a @ b)
 
 
-def limited(mechanism: Mechanism, limit: int, flag: str) -> Capabilities:
-    """The capabilities of a mechanism that can read at most `limit` tokens; `flag` names the options that set it."""
+def set_limit(mechanism: Mechanism, limit: int, flag: str) -> None:
+    """A mechanism can read at most `limit` tokens; `flag` names the options that set it."""
     decodes = mechanism.block in (None, DECODER_SELF)
-    return replace(mechanism.capabilities, max_target=limit if decodes else None, limit_options=flag)
-
-
-def check_limit(mechanism: Mechanism, tokens: TokenInfo, limit: int, remedy: str) -> None:
-    """Raise LeapformerError for positions beyond `limit`. Waits for a GPU only if there are more columns than that."""
-    positions = tokens.positions
-    if torch.compiler.is_compiling():  # positions have no values in a graph
-        return
-    if positions.is_meta or not positions.numel() or (positions.is_cuda and positions.shape[1] <= limit):
-        return
-    longest = int(positions.max())
-    if longest > limit:
-        where = f"{mechanism.name} in {mechanism.block}" if mechanism.block else mechanism.name
-        raise LeapformerError(f"{where} can read {limit} tokens and got {longest}; {remedy}")
+    mechanism.limit, max_target = limit, limit if decodes else None
+    mechanism.capabilities = replace(mechanism.capabilities, max_target=max_target, limit_options=flag)

@@ -14,7 +14,7 @@ from ..ops.precision import accumulated
 from ..options import Option
 from ..registry import register
 from ..tokens import TokenInfo
-from .base import SLOTS, check_limit, limited
+from .base import SLOTS, set_limit
 from .sums import UNTIED, SlotSums
 
 MAX_LENGTH = Option("abc_max_length", 1024, "abc-linformer: longest sequence, the columns of its table")
@@ -46,13 +46,12 @@ class Linformer(SlotSums):
                 f"abc-linformer: {self.slots} slots for at most {abc_max_length} tokens; give fewer --abc-slots, or a "
                 "larger --abc-max-length"
             )
-        self.columns = abc_max_length
-        self.capabilities = limited(self, abc_max_length, MAX_LENGTH.flag)
+        set_limit(self, abc_max_length, MAX_LENGTH.flag)
         self.tied = () if self.chosen.abc_untied else ("control_table",)
         self.control_table = nn.Parameter(torch.empty(self.slots, abc_max_length))
         nn.init.xavier_uniform_(self.control_table, gain=2**-0.5)
 
     def control(self, k: Tensor, tokens: TokenInfo) -> Tensor:
-        check_limit(self, tokens, self.columns, f"cut the text, or train with a larger {MAX_LENGTH.flag}")
+        self.check_limit(tokens, self.limit)
         columns = (tokens.positions - 1).clamp_min(0)
         return accumulated(F.embedding(columns, self.control_table.t())).unsqueeze(1)

@@ -201,7 +201,7 @@ class Luna(BoundedMechanism):
         """
         given = None if self.learned or tokens is None else tokens.carry
         if given is None and self.given:
-            raise LeapformerError(
+            raise self.refusal(
                 "luna was given no packed sequence; let the encoder hand one on, or take --luna-packed learned"
             )
         given = given or self.first_carry(batch)

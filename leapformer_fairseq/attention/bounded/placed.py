@@ -9,12 +9,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...support.errors import LeapformerError
 from ..capabilities import DECODER_SELF, Capabilities
 from ..options import Option, per_block
 from ..registry import register
 from ..tokens import TokenInfo
-from .base import EMPTY_SLOTS, SLOTS, check_limit, limited
+from .base import EMPTY_SLOTS, SLOTS, set_limit
 from .sums import SlotSums
 
 
@@ -83,7 +82,7 @@ class Segmented(Placed):
         if self.segment:
             return self.segment
         if tokens.lengths is None:
-            raise LeapformerError(f"{self.name} was asked for tokens of unknown length; {self._remedy}")
+            raise self.refusal(f"{self.name} was asked for tokens of unknown length; {self._remedy}")
         return -(-tokens.lengths.long().clamp_min(1) // self.slots).unsqueeze(1)
 
 
@@ -108,12 +107,10 @@ class Pool(Segmented):
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
         if self.segment:
-            self.capabilities = limited(self, self.segment * self.slots, f"{self.flag}, {SLOTS.flag}")
+            set_limit(self, self.segment * self.slots, f"{self.flag}, {SLOTS.flag}")
 
     def places(self, tokens: TokenInfo) -> Tensor:
-        if self.segment:
-            remedy = f"give more {SLOTS.flag} or a larger {self.flag}, or cut the text"
-            check_limit(self, tokens, self.segment * self.slots, remedy)
+        self.check_limit(tokens, self.limit)
         return ((tokens.positions - 1).clamp_min(0) // self._length(tokens)).unsqueeze(1)
 
     def control(self, k: Tensor, tokens: TokenInfo) -> Tensor:

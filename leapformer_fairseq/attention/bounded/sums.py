@@ -80,6 +80,14 @@ class SlotSums(BoundedMechanism):
 
     def _control(self, k: Tensor, tokens: TokenInfo) -> Tensor:
         alpha = self.control(k, tokens)
+        lead = tuple(k.shape[:3])
+        whole = isinstance(alpha, Tensor) and alpha.dim() == 4 and alpha.shape[2] == lead[2]
+        if not whole or any(given not in (1, size) for given, size in zip(alpha.shape[:2], lead[:2], strict=True)):
+            shape = tuple(alpha.shape) if isinstance(alpha, Tensor) else f"a {type(alpha).__name__}"
+            raise LeapformerError(
+                f"control gives: {shape}; return {(*lead, self.slots)}, (batch, heads, tokens, slots), with 1 for "
+                "batch or heads where they do not matter"
+            )
         if alpha.shape[-1] != self.slots:
             raise LeapformerError(
                 f"control gives {alpha.shape[-1]} numbers for a token, but there are {self.slots} slots; give one for "

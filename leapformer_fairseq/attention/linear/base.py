@@ -58,14 +58,34 @@ class Features:
         return replace(self, x=self.x * mask, norm=None if self.norm is None else self.norm * mask)
 
 
-def checked_features(method: str, features: Features, count: int) -> Features:
-    """The features that `method` returned. Raises LeapformerError for another type or number than declared."""
+def checked_features(method: str, features: Features, count: int, like: Tensor) -> Features:
+    """The features that `method` returned for `like` (B, H, T, D).
+
+    Raises LeapformerError for another type, shape or number than declared.
+    """
     if not isinstance(features, Features):
         raise LeapformerError(f"{method} returned a {type(features).__name__}; return Features(x), x (B, H, T, F)")
+    check_shape(f"{method} gives features", features.x, like)
     check_count(method, features.count, count)
     if features.norm is not None:
         check_count(f"norm of {method}", features.norm.shape[-1], count)
     return features
+
+
+def check_shape(given: str, x: object, like: Tensor, *widths: int) -> None:
+    """Raise LeapformerError unless x is (B, H, T, W) for `like` (B, H, T, D), with one of these widths W; none: any.
+
+    `given` says in the message what x is. Not in graphs, which would take the sizes for constants.
+    """
+    if dispatch.is_traced():
+        return
+    lead = tuple(like.shape[:3])
+    fits = isinstance(x, Tensor) and x.dim() == 4 and x.shape[:3] == lead and (not widths or x.shape[3] in widths)
+    if not fits:
+        shape = tuple(x.shape) if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        numbers = ", ".join(map(str, lead))
+        wanted = " or ".join(f"({numbers}, {width})" for width in dict.fromkeys(widths)) or f"({numbers}, features)"
+        raise LeapformerError(f"{given}: {shape}; return {wanted}, (batch, heads, tokens, width)")
 
 
 def check_count(method: str, given: int, declared: int) -> None:
@@ -169,11 +189,11 @@ class LinearMechanism(Mechanism):
 
     def _queries(self, q: Tensor, tokens: TokenInfo) -> Features:
         """Features of queries."""
-        return checked_features("map_queries", self.map_queries(accumulated(q), tokens), self.features)
+        return checked_features("map_queries", self.map_queries(accumulated(q), tokens), self.features, q)
 
     def _keys(self, k: Tensor, tokens: TokenInfo) -> Features:
         """Features of keys, zero at padding. Features are masked, not keys: phi(0) is not 0 for every map."""
-        features = checked_features("map_keys", self.map_keys(accumulated(k), tokens), self.features)
+        features = checked_features("map_keys", self.map_keys(accumulated(k), tokens), self.features, k)
         return features if tokens.keep is None else features.kept(tokens.keep)
 
 

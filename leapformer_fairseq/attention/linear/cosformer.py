@@ -55,9 +55,9 @@ class CosFormer(LinearMechanism):
     Modular Linearized Attention, eq. 8). While a target is being generated its length is unknown: a predicted length
     is used, or else `cosformer_length`, also in training, which must not see a length that generation will not know.
     Beyond this length the proportion stays at 1, so no weight is negative; with `cosformer_overrun` "extrapolate" it
-    grows as in the paper. With `cosformer_step` the length is the next multiple of it instead (after Agostinelli et
-    al., 2024, arXiv:2405.13046, appendix A.8). Keys keep the proportions they were written with, because a state cannot
-    be rescaled.
+    grows as in the paper; models, and `Attention`, refuse targets longer than `cosformer_length`. With `cosformer_step`
+    the length is the next multiple of it instead (after Agostinelli et al., 2024, arXiv:2405.13046, appendix A.8). Keys
+    keep the proportions they were written with, because a state cannot be rescaled.
     """
 
     features_per_dim = 2
@@ -104,7 +104,7 @@ class CosFormer(LinearMechanism):
         elif self.assumed_length:
             whole = self.assumed_length
         else:
-            raise LeapformerError(f"cosformer was asked for tokens of unknown length; {_REMEDY}")
+            raise self.refusal(f"cosformer was asked for tokens of unknown length; {_REMEDY}")
         return (positions / whole).clamp_max(self.largest)
 
     def kernel(self) -> LinearKernel:

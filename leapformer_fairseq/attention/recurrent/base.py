@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...support.errors import LeapformerError
 from ..capabilities import ENCODER_SELF
-from ..linear.base import NORMALIZER_FLOOR, LinearState, check_count
+from ..linear.base import NORMALIZER_FLOOR, LinearState, check_count, check_shape
 from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask, visible, with_state
 from ..mechanism import Inputs, Mechanism, State, shown
 from ..ops import dispatch, linear, recurrent
@@ -235,13 +235,22 @@ class RecurrentMechanism(Mechanism):
     def _queries(self, q: Tensor, tokens: TokenInfo) -> Tensor:
         """Features of queries, in the precision of states."""
         features = self.queries(accumulated(q), tokens)
+        check_shape("queries gives", features, q)
         check_count("queries", features.shape[-1], self.features)
         return features
 
     def _writing(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
         """What keys write, in the precision of states; padding writes nothing and causes no decay."""
         keys = self.written(accumulated(k), accumulated(v), tokens)
+        if not isinstance(keys, Written):
+            raise LeapformerError(f"written returned a {type(keys).__name__}; return Written(k, v, decay, strength)")
+        check_shape("written gives keys", keys.k, k)
         check_count("written", keys.k.shape[-1], self.features)
+        check_shape("written gives values", keys.v, k, v.shape[3])
+        if keys.decay is not None:
+            check_shape("written gives a log-decay", keys.decay, k, 1, self.features)
+        if keys.strength is not None:
+            check_shape("written gives a strength", keys.strength, k, 1)
         if (keys.strength is not None) != self.replaces:
             given, other = ("no", "give one") if self.replaces else ("a", "give none")
             raise LeapformerError(

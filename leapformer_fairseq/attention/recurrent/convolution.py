@@ -186,7 +186,7 @@ class ConvolvedMechanism(NormedMechanism):
 
     def _reject_separate(self) -> None:
         if self.convolution is not None:
-            raise LeapformerError(
+            raise self.refusal(
                 f"{self.name} with {SHORT_CONV.flag} needs queries, keys and values together; call `scan`, not `write` "
                 "and `read`"
             )
@@ -224,7 +224,7 @@ class ConvolvedMechanism(NormedMechanism):
         q, k, v, query, key, mask = x
         assert self.convolution is not None
         if q.shape[2] != k.shape[2]:
-            raise LeapformerError(
+            raise self.refusal(
                 f"{SHORT_CONV.flag} is of self-attention, in which every token is query and key; here are {q.shape[2]} "
                 f"queries and {k.shape[2]} keys"
             )

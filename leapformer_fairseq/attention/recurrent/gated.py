@@ -52,7 +52,7 @@ class Averaging(RecurrentMechanism):
         """Features of keys (B, H, S, D)."""
 
     def queries(self, q: Tensor, tokens: TokenInfo) -> Tensor:
-        return checked_features("map_queries", self.map_queries(q, tokens), self.features).expanded()
+        return checked_features("map_queries", self.map_queries(q, tokens), self.features, q).expanded()
 
 
 class ForgetGate(Averaging):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ...support.errors import LeapformerError
 from ..layers import projected
 from ..options import Option
 from ..tokens import TokenInfo
@@ -34,6 +35,11 @@ class Gate(nn.Module):
         self, input_dim: int, num_heads: int, begin: Tensor, rank: int | None = None, quiet: bool = False
     ) -> None:
         super().__init__()
+        if not begin.numel() or begin.numel() % num_heads:
+            raise LeapformerError(
+                f"a Gate that begins with {begin.numel()} numbers for {num_heads} heads: give one for each head "
+                "(num_heads), or for each feature (num_heads * head_dim)"
+            )
         self.num_heads = num_heads
         self.inner = None if rank is None else nn.Linear(input_dim, rank, bias=False)
         self.outer = nn.Linear(rank or input_dim, begin.numel())

@@ -96,7 +96,7 @@ class Fitted(Pattern):
     def adopt_from_file(self) -> None:
         """Adopt this layer's entry of the file. Raises LeapformerError, naming the file, if it has none."""
         if self._projections is None:
-            raise LeapformerError(
+            raise self.refusal(
                 f"{FILE.flag} {self.file}: a layer's entry is found by its projections, and this {self.name} is in no "
                 "layer; give the entry to `adopt`"
             )
@@ -104,12 +104,12 @@ class Fitted(Pattern):
         entries: dict[str, Entry] = fit["entries"]
         wanted = fingerprint(self._projections)
         if wanted not in entries:
-            raise LeapformerError(
+            raise self.refusal(
                 f"{FILE.flag} {self.file} was fitted to {fit['teacher']}, which has other weights in this layer; fit "
                 "it to this checkpoint with `leapformer sparsefinder extract` and `fit`"
             )
         if str(fit.get("alpha", self.chosen.entmax_alpha)) != str(self.chosen.entmax_alpha):
-            raise LeapformerError(
+            raise self.refusal(
                 f"{FILE.flag} {self.file} was fitted to a teacher with --entmax-alpha {fit['alpha']}, this model has "
                 f"{self.chosen.entmax_alpha}; use the alpha of the teacher"
             )
@@ -122,12 +122,12 @@ class Fitted(Pattern):
     def check_fitted(self) -> None:
         """Raise LeapformerError in training, and as long as no weights that match the file have been loaded."""
         if self._projections is not None and self.training:
-            raise LeapformerError(
+            raise self.refusal(
                 f"{self.name} predicts the graph of a trained model, and what it is fitted to changes in training; "
                 "train with entmax, and put it in the place of that with --model-overrides"
             )
         if not self.adopted:
-            raise LeapformerError(
+            raise self.refusal(
                 f"{self.name}: the weights are not those that {FILE.flag} {self.file} was fitted to, none were loaded; "
                 "load a trained entmax model"
             )

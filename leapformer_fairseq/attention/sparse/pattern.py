@@ -122,7 +122,7 @@ class Pattern(Entmax):
         if width:
             longest = max(seen.shape[2:])
             if width % 2 == 0 and width < longest:
-                raise LeapformerError(
+                raise self.refusal(
                     f"{WINDOW.flag} {width} is even, so it has no middle, and shorter than the {longest} tokens; give "
                     f"{width - 1} or {width + 1}"
                 )
