@@ -12,21 +12,14 @@ from ..modules.swap import BLOCKS
 
 #: fairseq's models that ours extend, and ours
 OURS = {"transformer": "leapformer_nmt", "transformer_lm": "leapformer_lm", "s2t_transformer": "leapformer_s2t"}
-
-
-def model_options(state: dict[str, Any]) -> dict[str, Any]:
-    """The options of a checkpoint's model: a section of its configuration; before fairseq 0.10, among all others."""
-    from omegaconf import OmegaConf
-
-    section = (state.get("cfg") or {}).get("model") or state.get("args")
-    if OmegaConf.is_config(section):
-        section = OmegaConf.to_container(section, resolve=True)
-    return dict(vars(section) if isinstance(section, Namespace) else section or {})
+# Sections of a configuration whose name is the value of an option.
+_NAMED = ("task", "criterion", "optimizer", "lr_scheduler", "bpe", "tokenizer", "scoring")
 
 
 def architecture(state: dict[str, Any]) -> str:
     """The --arch of a checkpoint, "" if it has none."""
-    options = model_options(state)
+    section: Any = (state.get("cfg") or {}).get("model") or state.get("args") or {}
+    options = vars(section) if isinstance(section, Namespace) else section
     return str(options.get("arch") or options.get("_name") or "")
 
 
@@ -38,18 +31,42 @@ def adopted(arch: str) -> str:
 
 
 def adopt(state: dict[str, Any]) -> None:
-    """Make a checkpoint of one of fairseq's transformers, as fairseq loads it, one of ours; leave others alone."""
+    """Make a checkpoint of one of fairseq's transformers one of ours; leave others alone.
+
+    The model's section then holds the options of the whole training, as if ours had been trained with its flags.
+    """
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.models import ARCH_CONFIG_REGISTRY
-    from omegaconf import flag_override
+    from omegaconf import OmegaConf, flag_override
 
     arch = architecture(state)
     if adopted(arch) == arch:
         return
-    options = Namespace(**model_options(state))
+    if not state.get("cfg"):  # before fairseq 0.10
+        state["cfg"] = convert_namespace_to_omegaconf(state["args"])
+    config = state["cfg"]
+    sections: Any = OmegaConf.to_container(config) if OmegaConf.is_config(config) else config
+    options = Namespace(**_flat(sections))
     if arch in ARCH_CONFIG_REGISTRY:  # what a checkpoint of an earlier version does not say
         ARCH_CONFIG_REGISTRY[arch](options)
-    vars(options).pop("_name", None)
     softmax = dict.fromkeys((block.argument for block in BLOCKS), "softmax")
-    with flag_override(state["cfg"], ["struct", "allow_objects"], [False, True]):
-        state["cfg"]["model"] = Namespace(**{**vars(options), **softmax, "arch": adopted(arch)})
+    model = Namespace(**{**vars(options), **softmax, "arch": adopted(arch)})
+    if OmegaConf.is_config(config):
+        with flag_override(config, ["struct", "allow_objects"], [False, True]):
+            config["model"] = model
+    else:
+        config["model"] = model
     state["args"] = None  # else fairseq would read the options there
+
+
+def _flat(sections: dict[str, Any]) -> dict[str, Any]:
+    """The options of a configuration as those of a command line, the model's last, since they decide."""
+    found = dict[str, Any]()
+    for name, section in sorted(sections.items(), key=lambda item: item[0] == "model"):
+        options = vars(section) if isinstance(section, Namespace) else section
+        if not isinstance(options, dict):
+            continue
+        found |= {option: value for option, value in options.items() if option != "_name"}
+        if name in _NAMED and options.get("_name"):
+            found[name] = options["_name"]
+    return found

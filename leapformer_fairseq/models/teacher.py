@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from ..support.errors import LeapformerError
+from .stock import adopt
 
 
 class Teacher(NamedTuple):
@@ -29,6 +30,7 @@ def load_teacher(path: str, task: Any) -> Teacher:
     if not Path(path).is_file():
         raise LeapformerError(f"no file {path}; --teacher is the checkpoint of a trained model")
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
+    adopt(state)
     args = state["cfg"]["model"]
     model: nn.Module = fairseq_models.build_model(args, task)
     model.load_state_dict(state["model"], strict=True, model_cfg=args)  # type: ignore[call-arg]

@@ -13,7 +13,11 @@ from fairseq import checkpoint_utils
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.export.check import compared
 from leapformer_fairseq.models.loading import load_model
+from leapformer_fairseq.modules import BLOCKS
 from leapformer_fairseq.runtime.folder import Folder
+from leapformer_fairseq.studies.linearize.command import words_of
+from leapformer_fairseq.studies.linearize.pair import load_pair
+from leapformer_fairseq.studies.linearize.stages import _teacher
 from leapformer_fairseq.support.errors import LeapformerError
 
 from ..made import made
@@ -93,6 +97,18 @@ def test_a_checkpoint_of_an_old_version_gives_the_same_outputs(tmp_path):
             weights[f"{stem}in_proj_{part}"] = torch.cat([weights.pop(f"{stem}{side}_proj.{part}") for side in "qkv"])
     torch.save(state, checkpoint)
     agree(checkpoint, truth)
+
+
+@pytest.mark.parametrize("kind", ["pre-norm", "gpt"])
+def test_a_stock_model_can_be_the_teacher_of_a_linear_one(kind, tmp_path):
+    checkpoint = stock(kind, tmp_path)
+    args = _teacher(checkpoint)["cfg"]["model"]
+    assert args.arch in OURS and args.max_tokens == 99, "with the options of its whole training"
+    plans = [word for block in BLOCKS for word in (f"--{block.argument.replace('_', '-')}", "relu")]
+    words = [args.data, *words_of(args), *(plans[2:4] if kind == "gpt" else plans), "--optimizer", "adam", "--cpu"]
+    pair = load_pair(words, str(checkpoint))
+    assert {block.teacher.mechanism.name for block in pair.blocks} == {"softmax"}
+    assert {block.student.mechanism.name for block in pair.blocks} == {"relu"}
 
 
 def test_a_model_that_is_no_transformer_is_refused(tmp_path):

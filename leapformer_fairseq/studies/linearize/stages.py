@@ -16,6 +16,7 @@ from typing import Any
 
 from ...criterions.taught import checked
 from ...models.averaging import describe_checkpoint, load_checkpoint, save_checkpoint, total_updates
+from ...models.stock import adopt
 from ...modules import BLOCKS
 from ...support.errors import LeapformerError
 from ...support.files import make_folder, read_json, write_json
@@ -298,12 +299,13 @@ def _teacher(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise LeapformerError(f"--path {path}: no such file; give the checkpoint of a trained model")
     state = load_checkpoint(path)
+    adopt(state)
     args = (state.get("cfg") or {}).get("model")
     arch, task = (getattr(args, name, None) for name in ("arch", "task"))
     if not isinstance(args, Namespace) or not str(arch).startswith("leapformer_") or task not in TASKS:
         raise LeapformerError(
-            f"--path {path} holds architecture {arch!r} of task {task!r}; give one of ours (`leapformer list`) for "
-            + ", ".join(TASKS)
+            f"--path {path} holds architecture {arch!r} of task {task!r}; give one of ours (`leapformer list`), or a "
+            f"transformer of fairseq's, for {', '.join(TASKS)}"
         )
     return state
 
