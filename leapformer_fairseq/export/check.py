@@ -62,7 +62,7 @@ def compared(model: Any, task: Any, folder: Folder, count: int, beam: int = 5) -
             sample = sample_of(task, read)
             step = getattr(task, "inference_step", None)
             expected = (generator.generate([model], sample) if step is None else step(generator, [model], sample))[0]
-            hypotheses = translate(graphs, vocabulary.numbers(pieces), options)
+            (hypotheses,) = translate(graphs, [vocabulary.numbers(pieces)], options)
         equal += [theirs["tokens"].tolist() for theirs in expected] == [ours.tokens for ours in hypotheses]
         error = max([error, *_differences(expected, hypotheses)])
     return Compared(count, equal, error)

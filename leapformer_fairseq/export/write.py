@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ..attention.ops import dispatch
+from ..modules import attentions
 from ..runtime import espeak
 from ..runtime.cmvn import Cmvn
 from ..runtime.folder import (
@@ -83,7 +84,16 @@ def export_translation(
     words = {"source": vocabulary(task.source_dictionary), "target": vocabulary(task.target_dictionary)}
     states = write_step(model.decoder, out)
     folder = Folder(out, TRANSLATION, states, words, model.max_decoder_positions(), signature, origin)
-    return _complete(folder, model, subwords)
+    return _complete(replace(folder, max_source=_longest_source(model)), model, subwords)
+
+
+def _longest_source(model: Any) -> int | None:
+    """Most tokens of a source, by learned positions and the mechanisms that read it; None: any number."""
+    encoder, decoder = model.encoder, model.decoder
+    reading = [*attentions(encoder), *(block for block in attentions(decoder) if not block.self_attention)]
+    limits = [block.mechanism.limit for block in reading]
+    limits += [encoder.max_positions()] if isinstance(encoder.embed_positions, nn.Embedding) else []
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def export_language_model(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from ..support import ending
-from ..support.errors import explained
-from ..support.lines import decoded
+from ..support.errors import LeapformerError, explained
+from ..support.lines import decoded, read_lines, waiting
 from ..support.options import add_options, at_least, parse
-from .beam import Search, go_on, translate
-from .engine import Graphs
-from .folder import LANGUAGE, SPEECH, SYNTHESIS, Folder
-from .text import subwords_of
+from .beam import Search
+from .folder import SPEECH, SYNTHESIS, Folder
+from .translator import Translator
 
 OPTIONS = """
 folder DIR:path         an exported model; from or to speech: DIR --help tells more; or demo: the bundled one
@@ -20,6 +21,10 @@ folder DIR:path         an exported model; from or to speech: DIR --help tells m
 --max-len-a A:float = 0  a target has at most A times as many subwords as
 --max-len-b B:int = 200  its source, and B (default: 0 and 200)
 --length-penalty X:float = 1
+--nbest N:int = 1       print so many hypotheses of each line, one a line
+--scores                print the score before each, and a tab
+--prefixes FILE         with what the translation of each line begins
+--batch-tokens N:int = 1000  subwords that are translated together
 --threads N:int = 1
 """
 
@@ -59,25 +64,42 @@ def _speaking(argv: list[str]) -> int:
 
 
 def _text(argv: list[str]) -> int:
-    """Standard input, line by line: sources to translate, or prompts."""
+    """Standard input, line by line: sources to translate, or prompts.
+
+    A line that cannot be read gets an empty one, and a message; the status is then 1.
+    """
     parser = ending.Parser(prog="python -m leapformer_fairseq.runtime", description=__doc__)
     add_options(parser, OPTIONS, {})
     args = parser.parse_args(argv)
-    at_least(1, beam=args.beam)
-    options = Search(args.beam, args.max_len_a, args.max_len_b, penalty=args.length_penalty)
-    graphs = Graphs(Folder.read(args.folder), args.threads)
-    cut, joined = subwords_of(graphs.folder)
-    vocabularies = graphs.folder.vocabularies
-    for line in decoded(sys.stdin.buffer, "standard input"):
-        pieces = cut(line.strip())
-        if graphs.folder.task == LANGUAGE:  # which may begin with nothing
-            hypotheses = go_on(graphs, vocabularies["target"].numbers(pieces)[:-1], options)
-        elif not pieces:  # there is nothing to translate, and the model would write words
-            hypotheses = []
-        else:
-            hypotheses = translate(graphs, vocabularies["source"].numbers(pieces), options)
-        print(joined(vocabularies["target"].words(hypotheses[0].tokens)) if hypotheses else "", flush=True)
-    return 0
+    at_least(1, beam=args.beam, nbest=args.nbest, batch_tokens=args.batch_tokens)
+    search = Search(args.beam, args.max_len_a, args.max_len_b, penalty=args.length_penalty)
+    translator = Translator(args.folder, args.threads)
+    prefixes = iter(() if args.prefixes is None else read_lines(args.prefixes, "--prefixes"))
+    read, refused, unknown = 0, 0, Counter[str]()
+    stdin: Any = sys.stdin.buffer  # which typeshed declares without read1
+    for some in waiting(stdin):
+        lines = list[str]()
+        for line in some:
+            read += 1
+            try:
+                (text,) = decoded([line], "standard input", read)
+                if reason := translator.too_long(text):
+                    raise LeapformerError(f"standard input, line {read}: {reason}")
+            except LeapformerError as error:
+                ending.say(f"runtime: {error}; its translation is empty")
+                text, refused = "", refused + 1
+            lines.append(text)
+            unknown.update(translator.unknown(text))
+        begins = [begin for begin, _ in zip(prefixes, lines, strict=False)]
+        begins += [""] * (len(lines) - len(begins) if args.prefixes else 0)
+        options: dict[str, Any] = {"nbest": args.nbest, "prefixes": begins, "batch_tokens": args.batch_tokens}
+        for found in translator.translate(lines, search=search, **options):
+            for one in found:
+                print(f"{one.score:.4f}\t{one.text}" if args.scores else one.text, flush=True)
+    if unknown:
+        few = " ".join(piece for piece, _ in unknown.most_common(5))
+        ending.say(f"runtime: {unknown.total()} subwords are not in the model's vocabulary, most often: {few}")
+    return 1 if refused else 0
 
 
 if __name__ == "__main__":

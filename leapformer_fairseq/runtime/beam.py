@@ -1,4 +1,7 @@
-"""Beam search over one sentence, with the hypotheses and the order of ties of fairseq's search."""
+"""Beam search over a batch of sentences, with the hypotheses and the order of ties of fairseq's search.
+
+Shapes: B sentences, R hypotheses of each, V words.
+"""
 
 from __future__ import annotations
 
@@ -32,55 +35,90 @@ class Hypothesis:
     score: float
 
 
-def translate(graphs: Graphs, source: Sequence[int], options: Search) -> list[Hypothesis]:
-    """The translations of source tokens that end with the end of sentence, best first."""
-    return _search(graphs, graphs.read(np.array([source])), len(source), options)
+def translate(
+    graphs: Graphs, sources: Sequence[Sequence[int]], options: Search, prefixes: Sequence[Sequence[int]] = ()
+) -> list[list[Hypothesis]]:
+    """The translations of each of B sources, which end with the end of sentence, best first.
+
+    `prefixes`: with which tokens the translations of each source begin; none: with any.
+    """
+    pad, width = graphs.folder.vocabularies["source"].pad, max(map(len, sources))
+    tokens = np.array([[pad] * (width - len(source)) + list(source) for source in sources])  # on the left, as fairseq
+    return _search(graphs, graphs.read(tokens), list(map(len, sources)), options, prefixes=prefixes)
 
 
 def go_on(graphs: Graphs, prompt: Sequence[int], options: Search) -> list[Hypothesis]:
     """The continuations of a prompt without an end of sentence, best first; tokens and scores include the prompt."""
     assert graphs.folder.language is not None
-    return _search(graphs, {}, len(prompt), options, [graphs.folder.language.first, *prompt])
+    (found,) = _search(graphs, {}, [len(prompt)], options, [graphs.folder.language.first, *prompt])
+    return found
 
 
 def _search(
-    graphs: Graphs, source: Values, size: int, options: Search, given: Sequence[int] | None = None
-) -> list[Hypothesis]:
-    """`given`: the first tokens of all hypotheses; None: the end of sentence, with which fairseq starts a target."""
-    target = graphs.folder.vocabularies["target"]
-    beam, longest = options.beam, int(options.max_len_a * size + options.max_len_b)
-    longest = min(longest, graphs.folder.max_target - 1)
-    begin = np.array([target.eos] if given is None else given)[: longest + 1]
-    written, sums, hypotheses = np.tile(begin, (beam, 1)), np.zeros(beam, np.float32), list[Hypothesis]()
-    states, order = graphs.begin(SELF, 1), np.zeros(beam, int)
+    graphs: Graphs,
+    source: Values,
+    sizes: Sequence[int],
+    options: Search,
+    given: Sequence[int] | None = None,
+    prefixes: Sequence[Sequence[int]] = (),
+) -> list[list[Hypothesis]]:
+    """`given`: the first tokens of all hypotheses; None: the end of sentence, with which fairseq starts a target.
+
+    Sentences that are finished leave the batch.
+    """
+    target, beam, going = graphs.folder.vocabularies["target"], options.beam, np.arange(len(sizes))
+    longest = np.minimum(np.array(sizes) * options.max_len_a + options.max_len_b, graphs.folder.max_target - 1)
+    longest = longest.astype(int)
+    found: list[list[Hypothesis]] = [[] for _ in sizes]
+    begin = np.array([target.eos] if given is None else given)[: longest.max() + 1]
+    written, sums = np.tile(begin, (len(sizes), beam, 1)), np.zeros((len(sizes), beam), np.float32)
+    states, order = graphs.begin(SELF, len(sizes)), np.tile(going[:, None], beam)
     if len(begin) > 1:
         log_probs, states = graphs.text(begin[None, :-1], states)
         sums += log_probs[0, np.arange(len(begin) - 1), begin[1:]].sum()
-        sums[1:] = -np.inf  # else all hypotheses would be the same
-    for position in range(len(begin), longest + 2):
-        (scores,), states = graphs.step(written[None, :, -1], position, order[None], states, source)
+        sums[:, 1:] = -np.inf  # else all hypotheses would be the same
+    for position in range(len(begin), longest.max() + 2):
+        scores, states = graphs.step(written[:, :, -1], position, order, states, source)
         scores = np.where(np.isnan(scores), -np.inf, scores).astype(np.float32)
-        scores[:, target.pad] = -np.inf
-        if position > longest:
-            scores[:, : target.eos] = scores[:, target.eos + 1 :] = -np.inf
+        scores[:, :, target.pad] = -np.inf
+        ends = position > longest[going]
+        _only(scores, ends, target.eos)
         if position - 1 < options.min_len:
-            scores[:, target.eos] = -np.inf
-        scores += sums[:, None]
-        considered = scores if position > 1 else scores[:1]
-        best = largest(considered.ravel(), min(2 * beam, considered.size - 1))
-        rows, tokens = np.divmod(best, scores.shape[1])
-        values = considered.ravel()[best]
-        for row, token, value in zip(rows[:beam], tokens[:beam], values[:beam], strict=True):
-            if token == target.eos and value > -np.inf and len(hypotheses) < beam:
-                hypotheses.append(
-                    Hypothesis([*written[row, 1:].tolist(), int(token)], value / position**options.penalty)
-                )
-        if len(hypotheses) == beam or position > longest:
+            scores[:, :, target.eos] = -np.inf
+        for row, sentence in enumerate(going.tolist() if prefixes else []):
+            if position <= len(prefixes[sentence]) and not ends[row]:
+                _only(scores, np.array([row]), prefixes[sentence][position - 1])
+        scores += sums[:, :, None]
+        considered = (scores if position > 1 else scores[:, :1]).reshape(len(going), -1)
+        best = np.stack([largest(row, min(2 * beam, len(row) - 1)) for row in considered])
+        rows, tokens = np.divmod(best, scores.shape[2])
+        values = np.take_along_axis(considered, best, 1)
+        ended = (tokens == target.eos) & (values > -np.inf)
+        for place, column in np.argwhere(ended[:, :beam]):
+            hypotheses = found[going[place]]
+            if len(hypotheses) < beam:
+                history = [*written[place, rows[place, column], 1:].tolist(), target.eos]
+                hypotheses.append(Hypothesis(history, values[place, column] / position**options.penalty))
+        left = np.flatnonzero([len(found[sentence]) < beam for sentence in going] & ~ends)
+        if not len(left):
             break
-        going = np.flatnonzero(tokens != target.eos)[:beam]
-        order, sums = rows[going], values[going]
-        written = np.concatenate([written[order], tokens[going, None]], 1)
-    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
+        # Of each sentence the best that go on, as many as all have.
+        on = [np.flatnonzero(tokens[place] != target.eos)[:beam] for place in left]
+        kept = np.stack([columns[: min(map(len, on))] for columns in on])
+        rows, tokens, sums = (np.take_along_axis(x[left], kept, 1) for x in (rows, tokens, values))
+        order = left[:, None] * written.shape[1] + rows
+        written = np.concatenate([np.take_along_axis(written[left], rows[:, :, None], 1), tokens[:, :, None]], 2)
+        if len(left) < len(going):
+            source = {name: graphs.value(value.numpy()[left]) for name, value in source.items()}
+            going = going[left]
+    return [sorted(hypotheses, key=lambda hypothesis: -hypothesis.score) for hypotheses in found]
+
+
+def _only(scores: np.ndarray, sentences: np.ndarray, token: int) -> None:
+    """Leave only this token to the hypotheses of these sentences (a mask or indices)."""
+    kept = scores[sentences, :, token]
+    scores[sentences] = -np.inf
+    scores[sentences, :, token] = kept
 
 
 def largest(values: np.ndarray, count: int) -> np.ndarray:

@@ -158,6 +158,7 @@ class Folder:
     states: shapes by name, for each kind of attention.
     starts: initial values of states that do not start with zeros.
     origin: the checkpoint, as described by `checkpoints.describe_checkpoint`.
+    max_source: most tokens of a source of text; None: any number.
     files:  the other files by name; empty if unknown, as in a folder that is being written.
     """
 
@@ -171,6 +172,7 @@ class Folder:
     speech: Speech | None = None
     speaking: Speaking | None = None
     language: Language | None = None
+    max_source: int | None = None
     starts: dict[str, list[Any]] = field(default_factory=dict)
     files: dict[str, Content] = field(default_factory=dict, compare=False)
 
@@ -236,6 +238,7 @@ class Folder:
             "starts": self.starts,
             "vocabularies": {side: asdict(item) for side, item in self.vocabularies.items()},
             "max_target": int(self.max_target),  # fairseq has a default of 1e6
+            **({} if self.max_source is None else {"max_source": self.max_source}),
             "signature": self.signature,
             "checkpoint": self.origin,
             **{name: asdict(getattr(self, name)) for name in PARTS if getattr(self, name) is not None},
@@ -299,6 +302,7 @@ def _wrong(folder: Folder) -> Iterator[str]:
         broken = next((symbol for symbol in words.symbols if "\n" in symbol), None)
         yield from _unless(broken is None, f"a symbol of vocabularies.{side}", broken)
     yield from _unless(folder.max_target >= 1, "max_target", folder.max_target)
+    yield from _unless(folder.max_source is None or folder.max_source >= 1, "max_source", folder.max_source)
     for side, states in folder.states.items():
         yield from _unless(bool(states) or (side, task) == (CROSS, LANGUAGE), f"states.{side}", states)
     shapes = {name: shape for side in folder.states.values() for name, shape in side.items()}

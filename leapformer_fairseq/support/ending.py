@@ -67,7 +67,7 @@ def status_of(work: Callable[[], int], explain: Explain, words: Sequence[str], s
         _flush()
         return status
     except KeyboardInterrupt:
-        _say(f"{program}: interrupted")
+        say(f"{program}: interrupted")
         return INTERRUPTED
     except BaseException as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():  # such as `head`, which has seen enough
@@ -80,15 +80,15 @@ def status_of(work: Callable[[], int], explain: Explain, words: Sequence[str], s
 
 def _failed(error: Exception, explain: Explain, words: Sequence[str], shown: bool, program: str) -> int:
     if shown:
-        _say("".join(traceback.format_exception(error)).rstrip())
+        say("".join(traceback.format_exception(error)).rstrip())
     lost = _lost_output(error)
     explained = LeapformerError(lost) if lost else explain(error)
     if explained is not None:
-        _say(f"{program}: error: {one_line(explained)}")
+        say(f"{program}: error: {one_line(explained)}")
         return USERS_ERROR
     where = _where(error)
     log = "" if shown else f"; {_logged(error, words, program)}"
-    _say(f"{program}: error: {first_line(error)}{where}{log}")
+    say(f"{program}: error: {first_line(error)}{where}{log}")
     return DEFECT
 
 
@@ -147,7 +147,8 @@ def _flush() -> None:
         sys.stdout.flush()
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Print a line to standard error."""
     with suppress(OSError):  # nobody may be there to read it
         print(line, file=sys.stderr, flush=True)
 

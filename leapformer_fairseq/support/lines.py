@@ -20,6 +20,7 @@ from types import MappingProxyType
 from .errors import LeapformerError
 from .files import replacing
 
+AT_ONCE = 1 << 20  # bytes that `waiting` takes, so that memory is bounded
 _ESCAPED = re.compile(r"\\(.)")
 _FIELD = re.compile(r"((?:\\.|[^\t])*)\t")  # a field in which a backslash escapes the next character
 
@@ -29,6 +30,17 @@ def find_text(folder: Path, names: Sequence[str]) -> Path | None:
     """Return the first of these files that exists in `folder`, with or without .gz; None if there is none."""
     candidates = (folder / f"{name}{suffix}" for name in names for suffix in ("", ".gz"))
     return next((path for path in candidates if path.is_file()), None)
+
+
+def waiting(stream: io.BufferedIOBase) -> Iterator[list[bytes]]:
+    """The lines of a stream, all that have arrived at a time: one that is typed, or many of a file."""
+    rest = b""
+    while chunk := stream.read1(AT_ONCE):
+        *lines, rest = (rest + chunk).split(b"\n")
+        if lines:
+            yield [line + b"\n" for line in lines]
+    if rest:
+        yield [rest]
 
 
 def decoded(lines: Iterable[bytes], name: str, first: int = 1) -> Iterator[str]:

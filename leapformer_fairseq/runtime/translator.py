@@ -1,0 +1,115 @@
+"""Lines of text through an exported model, many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from ..support.errors import LeapformerError
+from .beam import Hypothesis, Search, go_on, translate
+from .engine import Graphs
+from .folder import LANGUAGE, TRANSLATION, Folder
+from .text import subwords_of
+
+AHEAD = 2_000  # lines that are read before the first is translated, so that those of a batch have about one length
+
+
+class Text(NamedTuple):
+    """One translation of a line, or one continuation.
+
+    pieces: its subwords.
+    score:  the sum of their log-probabilities, and of that of the end, over length ** penalty.
+    """
+
+    text: str
+    pieces: list[str]
+    score: float
+
+
+class Translator:
+    """An exported translation or language model; it may be shared by threads.
+
+    translator = Translator("exported")
+    for best, *others in translator.translate(["a line", "another"], nbest=3):
+        print(best.text, best.score)
+    """
+
+    def __init__(self, folder: str | Path, threads: int = 1) -> None:
+        """Raises LeapformerError for a folder that is no export of such a model."""
+        about = Folder.read(folder)
+        if about.task not in (TRANSLATION, LANGUAGE):
+            raise LeapformerError(f"{folder} holds a model for {about.task}; give one of text")
+        self.graphs = Graphs(about, threads)
+        self._cut, self._joined = subwords_of(about)
+        self._source = about.vocabularies["target" if about.task == LANGUAGE else "source"]
+        self._target = about.vocabularies["target"]
+
+    def translate(
+        self,
+        lines: Iterable[str],
+        *,
+        nbest: int = 1,
+        prefixes: Sequence[str] = (),
+        batch_tokens: int = 1_000,
+        ahead: int = AHEAD,
+        search: Search | None = None,
+    ) -> Iterator[list[Text]]:
+        """The best `nbest` translations, or continuations, of each line, in the order of the lines.
+
+        prefixes:     with which the translation of each line begins.
+        batch_tokens: subwords of a batch of sources, with their padding; language models read line by line.
+        ahead:        lines that are read at once, and sorted by length; memory grows with it.
+
+        The translation of an empty line is empty. Raises LeapformerError for a line that is too long for the model.
+        """
+        options = search or Search()
+        if not 1 <= nbest <= options.beam:
+            raise LeapformerError(f"nbest={nbest}: a beam of {options.beam} gives 1 to {options.beam}")
+        numbered = iter(lines)
+        read = 0
+        while some := list(islice(numbered, ahead)):
+            yield from (
+                [self._text(hypothesis) for hypothesis in found[:nbest]] or [Text("", [], 0.0)]
+                for found in self._many(some, prefixes[read : read + len(some)], batch_tokens, options)
+            )
+            read += len(some)
+
+    def too_long(self, line: str) -> str:
+        """Why the model cannot read a line; "" if it can."""
+        limit, count = self.graphs.folder.max_source, len(self._cut(line.strip())) + 1
+        if limit is None or count <= limit:
+            return ""
+        return f"{line.strip()[:30]!r}.. has {count} subwords with its end, and the model reads {limit}; divide it"
+
+    def unknown(self, line: str) -> list[str]:
+        """The subwords of a line that the model does not know."""
+        return [piece for piece in self._cut(line.strip()) if self._source.number(piece) == self._source.unk]
+
+    def _many(
+        self, lines: Sequence[str], prefixes: Sequence[str], batch_tokens: int, options: Search
+    ) -> list[list[Hypothesis]]:
+        """The hypotheses for each line; none for an empty line of a translation model."""
+        if refused := next(filter(None, map(self.too_long, lines)), ""):
+            raise LeapformerError(refused)
+        sources = [self._source.numbers(self._cut(line.strip())) for line in lines]
+        begins = [self._target.numbers(self._cut(prefix.strip()))[:-1] for prefix in prefixes]
+        if self.graphs.folder.task == LANGUAGE:  # a prompt may be empty
+            return [go_on(self.graphs, source[:-1], options) for source in sources]
+        found: list[list[Hypothesis]] = [[] for _ in lines]
+        order = [place for place, source in enumerate(sources) if len(source) > 1]
+        order.sort(key=lambda place: len(sources[place]))
+        while order:
+            count = max(1, batch_tokens // len(sources[order[-1]]))  # the longest first: memory is largest at once
+            batch, order = order[-count:], order[:-count]
+            results = translate(
+                self.graphs, [sources[i] for i in batch], options, [begins[i] for i in batch] if begins else ()
+            )
+            for place, hypotheses in zip(batch, results, strict=True):
+                found[place] = hypotheses
+        return found
+
+    def _text(self, hypothesis: Hypothesis) -> Text:
+        pieces = self._target.words(hypothesis.tokens)
+        return Text(self._joined(pieces), pieces, float(hypothesis.score))

@@ -1,0 +1,137 @@
+"""Many lines at a time: batches change nothing, results come in order, and what cannot be read costs only itself."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import sys
+import threading
+
+import pytest
+import torch
+from fairseq.sequence_generator import SequenceGenerator
+
+from leapformer_fairseq.models.loading import load_model
+from leapformer_fairseq.runtime.__main__ import main
+from leapformer_fairseq.runtime.beam import Search
+from leapformer_fairseq.runtime.translator import Translator
+from leapformer_fairseq.support.errors import LeapformerError
+from leapformer_fairseq.support.lines import waiting
+
+from ..exported import language_model, translation
+
+SEARCH = Search(beam=4, max_len_a=1.0, max_len_b=6)
+
+
+@pytest.fixture(scope="module")
+def translator() -> Translator:
+    return Translator(translation().exported)
+
+
+@pytest.fixture(scope="module")
+def lines(translator) -> list[str]:
+    draw = random.Random(1)
+    words = [symbol for symbol in translator._source.symbols if symbol.isalpha()]
+    return [" ".join(draw.choices(words, k=draw.randint(0, 12))) for _ in range(40)]
+
+
+@pytest.mark.parametrize(("tokens", "ahead"), [(40, 7), (10_000, 2_000)])
+def test_batches_equal_single_lines(translator, lines, tokens, ahead):
+    alone = [next(translator.translate([line], nbest=4, search=SEARCH)) for line in lines]
+    together = list(translator.translate(lines, nbest=4, batch_tokens=tokens, ahead=ahead, search=SEARCH))
+    assert [[one.text for one in found] for found in together] == [[one.text for one in found] for found in alone]
+    assert [one.text for one in together[lines.index("")]] == [""]
+    for ours, theirs in zip(together, alone, strict=True):
+        assert all(abs(one.score - other.score) < 1e-5 for one, other in zip(ours, theirs, strict=True))
+
+
+def test_threads_share_a_translator(translator, lines):
+    expected, found = list(translator.translate(lines, search=SEARCH)), dict[int, object]()
+
+    def run(number: int) -> None:
+        found[number] = list(translator.translate(lines, batch_tokens=50 + number, search=SEARCH))
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    texts = [[one.text for one in some] for some in expected]
+    assert all([[one.text for one in some] for some in each] == texts for each in found.values()) and len(found) == 8
+
+
+def test_prefixes_are_those_of_fairseq(translator, lines):
+    """Of several lengths, none and the whole of what may be written among them."""
+    text = translation()
+    model, task = load_model(str(text.checkpoint), ("leapformer_nmt",), "a test", {"data": str(text.data)})
+    words, sources = task.target_dictionary, [line for line in lines if line][:6]
+    draw = random.Random(2)
+    symbols = [symbol for symbol in words.symbols if symbol.isalpha()]
+    prefixes = [" ".join(draw.choices(symbols, k=count)) for count in (0, 1, 2, 3, 5, 1)]
+    found = translator.translate(sources, nbest=4, prefixes=prefixes, search=SEARCH)
+    for source, prefix, ours in zip(sources, prefixes, found, strict=True):
+        tokens = task.source_dictionary.encode_line(source, add_if_not_exist=False).long()[None]
+        begin = words.encode_line(prefix, add_if_not_exist=False, append_eos=False).long()[None]
+        options = {"beam_size": 4, "max_len_a": 1.0, "max_len_b": 6, "max_len": model.max_decoder_positions()}
+        sample = {"net_input": {"src_tokens": tokens, "src_lengths": torch.tensor([tokens.shape[1]])}}
+        given = begin if begin.numel() else None
+        (theirs,) = SequenceGenerator([model], words, **options).generate([model], sample, prefix_tokens=given)
+        assert [one.text for one in ours] == [words.string(each["tokens"]) for each in theirs]
+        assert all(abs(one.score - float(each["score"])) < 1e-4 for one, each in zip(ours, theirs, strict=True))
+        assert all(one.text.startswith(prefix) for one in ours[:1])
+
+
+@pytest.mark.full  # its graphs are made for the full tier alone
+def test_language_models_go_on_with_each_line():
+    translator = Translator(language_model().exported)
+    found = list(translator.translate(["the dog", "", "old"], nbest=2, search=Search(beam=2, max_len_b=8)))
+    assert [len(some) for some in found] == [2, 2, 2] and found[0][0].text.startswith("the dog")
+
+
+def test_what_cannot_be_asked(translator):
+    with pytest.raises(LeapformerError, match="nbest=9: a beam of 5 gives 1 to 5"):
+        next(translator.translate(["x"], nbest=9))
+
+
+def run(folder, given: bytes, *words: str, monkeypatch, capsys) -> tuple[int, list[str], str]:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+    status = main([str(folder), "--max-len-b", "6", *words])
+    said = capsys.readouterr()
+    return status, said.out.split("\n")[:-1], said.err
+
+
+def test_a_line_that_cannot_be_read_costs_only_itself(translator, monkeypatch, capsys):
+    command = {"monkeypatch": monkeypatch, "capsys": capsys}
+    folder = translator.graphs.folder.path
+    status, (first, *_), said = run(folder, b"the red dog\n", **command)
+    assert (status, said) == (0, "") and first
+    status, out, said = run(folder, b"the \xff dog\n\nthe red dog\n", **command)
+    assert (status, out) == (1, ["", "", first])
+    assert "standard input, line 1, is not UTF-8 (byte 0xff at 5)" in said and said.count("\n") == 1
+    status, out, said = run(folder, b"the red dog", "--nbest", "2", "--scores", **command)
+    assert status == 0 and len(out) == 2 and out[0].split("\t")[1] == first
+    float(out[0].split("\t")[0])
+    status, out, said = run(folder, "the blarg dog é\n".encode(), **command)
+    assert status == 0 and "2 subwords are not in the model's vocabulary, most often: blarg é" in said
+
+
+def test_too_long_a_line_is_named(translator, monkeypatch, capsys):
+    monkeypatch.setitem(vars(translator.graphs.folder), "max_source", 4)
+    assert translator.too_long("one two three") == ""
+    with pytest.raises(
+        LeapformerError, match="'one two three four'.. has 5 subwords with its end, and the model reads 4"
+    ):
+        list(translator.translate(["one", "one two three four"], search=SEARCH))
+
+
+def test_lines_are_taken_when_they_arrive():
+    """As they are typed, or many of a file; the last may have no end."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as stream:
+        found = waiting(stream)
+        os.write(writing, b"one\ntwo\nthr")
+        assert next(found) == [b"one\n", b"two\n"]
+        os.write(writing, b"ee\n\nend")
+        os.close(writing)
+        assert list(found) == [[b"three\n", b"\n"], [b"end"]]
