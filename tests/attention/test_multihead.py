@@ -7,6 +7,7 @@ import pickle
 import re
 from collections.abc import Callable
 from functools import partial
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -712,6 +713,24 @@ def test_a_layer_is_one_graph_for_the_compiler(name, block):
     # As inductor decomposes: without it, PyTorch 2.13 mistakes the strides of the gradient of a transposed softplus.
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager_decomp_partition")
     agree(*(with_gradients(attention, block, run, 70) for run in (compiled, attention)), tolerance=1e-9)
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+def test_models_are_compiled_without_a_pass_before():
+    """Such a pass would set what is kept for each thread, which the compiler guards."""
+    outs = []
+
+    def run() -> None:
+        for _ in range(2):
+            torch._dynamo.reset()
+            compiled = torch.compile(nn.Sequential(Attention("relu", DIM, HEADS)), fullgraph=True, backend="eager")
+            outs.append(compiled(torch.randn(1, 70, DIM)))
+
+    thread = Thread(target=run)
+    thread.start()
+    thread.join()
+    assert len(outs) == 2
 
 
 @pytest.mark.filterwarnings("ignore")
