@@ -320,6 +320,18 @@ def test_a_call_that_failed_leaves_nothing_to_join_or_save():
 
 
 @torch.no_grad()
+def test_positions_go_on_where_the_cache_stopped():
+    model, x, keep = Model("leap"), torch.randn(2, T, DIM).double(), padding(0, 3)[:2]
+    cache, whole = Cache(model), TokenInfo.whole(T, keep).positions
+    for start, stop in ((0, 7), (7, 8), (8, T)):
+        part = keep[:, start:stop] if start < 7 else None
+        assert torch.equal(cache.positions(stop - start, part).expand(2, -1), whole[:, start:stop])
+        model(x[:, start:stop], part, cache)
+    assert cache.select([1]).positions(2).tolist() == [[T - 2, T - 1]]
+    assert Cache(model).load(cache.tensors()).positions(1).tolist() == [[T + 1], [T - 2]]
+
+
+@torch.no_grad()
 def test_sequences_one_after_another():
     attention, x = made("leap", "decoder-self"), torch.randn(9, DIM).double()
     out = attention(x, cu_seqlens=torch.tensor([0, 4, 9]))
