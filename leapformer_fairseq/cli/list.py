@@ -204,7 +204,8 @@ def refusals(name: str) -> dict[str, list[str]]:
 
 
 def _summary(thing: Any) -> str:
-    return (inspect.getdoc(thing) or "").partition("\n")[0]
+    """The first line of a class's own docstring; that of its base would say what all of its kind are."""
+    return inspect.cleandoc(thing.__doc__ or "(its class has no docstring)").partition("\n")[0]
 
 
 def _letters(blocks: tuple[str, ...]) -> str:

@@ -15,6 +15,7 @@ from ..data import (
     joined,
     labelled,
     ljspeech,
+    pairs,
     parallel,
     speech,
     speech_releases,
@@ -158,8 +159,8 @@ def _lra(args: Namespace) -> Iterator[str]:
 
 
 # ------------------------------------------------------------------------------------------------------------ data sets
-MUSTC_PAIR = f"--pair SOURCE-TARGET = {speech_releases.PAIRS['mustc']}  languages"
-COVOST_PAIR = f"--pair SOURCE-TARGET = {speech_releases.PAIRS['covost2']}  languages"
+MUSTC_PAIR = f"--pair SOURCE-TARGET = {pairs.PAIRS['mustc']}  languages"
+COVOST_PAIR = f"--pair SOURCE-TARGET = {pairs.PAIRS['covost2']}  languages"
 WORKERS = "--workers N:int = 1  processes"
 DOWNLOAD = "--download  fetch the files that ROOT lacks"
 TYPES = f"""

@@ -23,7 +23,7 @@ import sentencepiece
 from ..support.errors import LeapformerError
 from ..support.files import replacing
 from ..support.lines import find_text, read_pairs, write_lines
-from . import distinct, prepared, releases
+from . import distinct, pairs, prepared, releases
 from .manifests import train_subwords
 from .text import tidy
 
@@ -148,14 +148,13 @@ def prepare(
 
 
 def _languages(dataset: ParallelText, pair: str) -> tuple[str, str]:
-    languages = pair.split("-")
-    two = len(languages) == len({*languages} - {""}) == 2
-    if dataset.languages and not (two and {*languages} <= {*dataset.languages}):
+    if not dataset.languages:
+        return pairs.of_text(pair)
+    source, _, target = pair.partition("-")
+    if source == target or not {source, target} <= {*dataset.languages}:
         choice = ", ".join(dataset.languages)
         raise LeapformerError(f"--pair {pair}: {dataset.name} has {choice}; give two of them, e.g. {dataset.pair}")
-    if not two:
-        raise LeapformerError(f"--pair {pair or '(none)'}: give two languages, as the files' names end, e.g. en-de")
-    return languages[0], languages[1]
+    return source, target
 
 
 def _find(

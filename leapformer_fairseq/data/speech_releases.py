@@ -22,7 +22,6 @@ quechua: Quechua-Spanish of IWSLT 2023, a part of Siminchik (Cardenas et al., 20
 from __future__ import annotations
 
 import html
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
@@ -33,13 +32,13 @@ import yaml
 
 from ..support.errors import LeapformerError
 from ..support.lines import read_lines
+from . import pairs
 from .distinct import groups
 from .recordings import Recording, need_file, read_audible, read_segment, read_table
 from .speech import SpeechDataset
 from .text import tidy, without_notes, without_quotes
 
 MBOSHI = "full_corpus_newsplit"
-PAIRS = {"mustc": "en-de", "covost2": "fr-en"}  # by default
 ALSO_IN = {"train_covost": "train"}  # CoVoST's extension of Common Voice's training set
 TEST = 400  # utterances of Mboshi, or a tenth of the released training split if that is less
 
@@ -123,12 +122,12 @@ def _seconds(segment: Any, name: str, place: str) -> float:
 
 
 # ---------------------------------------------------------------------------------------------------------- CoVoST 2
-def read_covost2(pair: str, root: Path, split: str) -> list[Recording]:
+def read_covost2(pair: tuple[str, str], root: Path, split: str) -> list[Recording]:
     """All clips of a split, in the order of Common Voice's table.
 
-    `pair` is as in "fr-en". Raises LeapformerError that names the missing table, column or folder.
+    `pair`: source and target language. Raises LeapformerError that names the missing table, column or folder.
     """
-    clips, name = root / "clips", f"covost_v2.{pair.replace('-', '_', 1)}.tsv"
+    clips, name = root / "clips", f"covost_v2.{'_'.join(pair)}.tsv"
     if not clips.is_dir():
         raise LeapformerError(f"no folder {clips}; the CoVoST 2 root holds clips, validated.tsv and {name}")
     translations = {
@@ -226,24 +225,22 @@ _SPLITS = ("train", "dev", "test")
 def paired(name: str, pair: str) -> SpeechDataset:
     """MuST-C or CoVoST 2 of a pair of languages, such as "en-es", which is part of the name unless it is the default.
 
-    Raises LeapformerError for anything but two codes.
+    Raises LeapformerError for a pair that it does not have.
     """
-    if not re.fullmatch(r"[a-z]{2,3}-[a-z]{2,3}(-[A-Z]{2})?", pair):
-        raise LeapformerError(f"--pair {pair}: give two codes of languages, as in {PAIRS[name]}")
-    named = name if pair == PAIRS[name] else f"{name} {pair}"
+    both, named = pairs.of_speech(name, pair), name if pair == pairs.PAIRS[name] else f"{name} {pair}"
     if name == "covost2":
-        return SpeechDataset(named, _SPLITS, partial(read_covost2, pair), read_audible, without_quotes)
-    splits, languages = ("train", "dev", "tst-COMMON", "tst-HE"), pair.split("-", 1)
-    reading = partial(_read_talks, "MuST-C", f"{pair}/data", languages, {})
+        return SpeechDataset(named, _SPLITS, partial(read_covost2, both), read_audible, without_quotes)
+    splits = ("train", "dev", "tst-COMMON", "tst-HE")
+    reading = partial(_read_talks, "MuST-C", f"{pair}/data", both, {})
     return SpeechDataset(named, splits, reading, read_segment, without_notes)
 
 
-MUSTC = paired("mustc", PAIRS["mustc"])
+MUSTC = paired("mustc", pairs.PAIRS["mustc"])
 DATASETS = {
     dataset.name: dataset
     for dataset in (
         MUSTC,
-        paired("covost2", PAIRS["covost2"]),
+        paired("covost2", pairs.PAIRS["covost2"]),
         SpeechDataset("mboshi", _SPLITS, read_mboshi, read_segment, tidy, **_FEW_HOURS),
         SpeechDataset(
             "quechua",

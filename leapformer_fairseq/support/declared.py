@@ -14,6 +14,7 @@ from .errors import LeapformerError, suggestion
 
 C = TypeVar("C", bound=type)
 SHOWN = 40  # characters of a value in a message
+KINDS = bool, int, float, str  # types that the values of an option can have
 
 
 def with_known_fields(cls: C) -> C:
@@ -92,9 +93,10 @@ def enrolled(
     """Class decorator that adds a class to the registry `things`, and its options to `options`, those of all things.
 
     The class gets `name` and, as `options`, what it `declared`. `noun` says what the things are. Things may share an
-    option if they declare it identically. Raises LeapformerError for a name that commands cannot read; and, when it is
-    applied, if the name is taken, if an option is declared differently, or if the class is not derived from `base`,
-    leaves a method of it abstract, or cannot be built with the arguments of its constructor.
+    option if they declare it identically. Raises LeapformerError for a name that commands cannot read, for an option
+    that no flag can have or whose default it would refuse; and, when it is applied, if the name is taken, if an option
+    is declared differently, or if the class is not derived from `base`, leaves a method of it abstract, or cannot be
+    built with the arguments of its constructor.
     """
     if isinstance(name, type):
         words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name.__name__).lower()
@@ -106,12 +108,7 @@ def enrolled(
         )
 
     for option in declared:
-        if not option.name.isidentifier():  # it is read as `self.chosen.NAME`
-            python = re.sub(r"\W+", "_", option.name.lstrip("-"))
-            remedy = f"write {python!r}, " if python else ""
-            raise LeapformerError(
-                f"option {option.name!r} of {noun} {name!r} is no Python name; {remedy}whose flag has hyphens"
-            )
+        _check_option(noun, name, option)
 
     def add(thing: C) -> C:
         if name in things:
@@ -131,6 +128,26 @@ def enrolled(
         return thing
 
     return add
+
+
+def _check_option(noun: str, name: str, option: object) -> None:
+    """Raise LeapformerError for what cannot become a flag, or has a default that the flag would refuse."""
+    if not isinstance(option, Option):
+        raise LeapformerError(f"{noun} {name!r}: {option!r} is no Option; write Option(NAME, DEFAULT, HELP)")
+    which = f"option {option.name!r} of {noun} {name!r}"
+    if not option.name.isidentifier():  # it is read as `self.chosen.NAME`
+        python = re.sub(r"\W+", "_", option.name.lstrip("-"))
+        remedy = f"write {python!r}, " if python else ""
+        raise LeapformerError(f"{which} is no Python name; {remedy}whose flag has hyphens")
+    if option.type not in KINDS:
+        raise LeapformerError(
+            f"{which}: its default {_short(option.default)} does not tell what a flag takes; give a bool, a number or "
+            "a text, or None with kind=int, float or str"
+        )
+    try:
+        option.check(option.default)
+    except LeapformerError as error:
+        raise LeapformerError(f"{which}: its default is refused: {error}") from error
 
 
 def _check_class(noun: str, name: str, base: type, thing: Any, declared: Iterable[Option]) -> None:

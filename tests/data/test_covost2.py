@@ -51,6 +51,8 @@ class TestReading:
     def test_other_languages(self, root):
         (root / "covost_v2.fr_en.tsv").rename(root / "covost_v2.en_zh-CN.tsv")
         assert len(paired("covost2", "en-zh-CN").read_split(root, "test")) == 3
+        (root / "covost_v2.en_zh-CN.tsv").rename(root / "covost_v2.sv-SE_en.tsv")
+        assert len(paired("covost2", "sv-SE-en").read_split(root, "test")) == 3
         with pytest.raises(LeapformerError, match=r"covost_v2.fr_en.tsv"):
             COVOST2.read_split(root, "test")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from argparse import Namespace
 from pathlib import Path
@@ -70,10 +71,17 @@ class TestLanguages:
         talks = ["prepare", "mustc-talks", str(root), "--pair", "en-es", "--out", str(tmp_path / "talks")]
         assert main(talks) == 0
 
-    @pytest.mark.parametrize("pair", ["de", "en_de", "../..-x", "en-german"])
+    @pytest.mark.parametrize("pair", ["de", "en_de", "../..-x", "en-german", "en-xx", "de-en"])
     def test_what_is_no_pair(self, pair):
-        with pytest.raises(LeapformerError, match="--pair .*: give two codes of languages, as in en-de"):
+        with pytest.raises(
+            LeapformerError, match=re.escape(f"--pair {pair}: mustc has no such languages; give one of en-ar, ")
+        ):
             paired("mustc", pair)
+
+    def test_a_recipe_says_it_before_it_prepares(self, tmp_path, capsys):
+        words = ["recipe", "mustc", "--pair", "en-xx", "--out", str(tmp_path), "--dry-run"]
+        assert main(words) == 2
+        assert "--pair en-xx: mustc has no such languages" in capsys.readouterr().err
 
 
 class TestReading:

@@ -375,6 +375,12 @@ def test_help_and_list_tell_of_it(capsys) -> None:
     assert "did you mean confident? " in capsys.readouterr().err
 
 
+def test_a_class_without_docstring_is_not_described_by_that_of_its_base(tmp_path, capsys) -> None:
+    (tmp_path / "mine.py").write_text(f"{BEGIN}register('mine')(Mine)\n")
+    assert main(["list", "mine", "--policy-file", str(tmp_path / "mine.py")]) == 0
+    assert capsys.readouterr().out == "mine\n  (its class has no docstring)\n"
+
+
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A package as `pip install` leaves it, with a policy `brought`, and two entry points that are wrong."""
@@ -455,6 +461,16 @@ MISTAKES = {
     "register('mine', Option('least-share', 0.5, ''))(Mine)": [
         "mine.py, line 6: option 'least-share' of policy 'mine' is no Python name; write 'least_share', whose flag has"
     ],
+    "register('mine', Option('often', None, ''))(Mine)": [
+        "mine.py, line 6: option 'often' of policy 'mine': its default None does not tell what a flag takes; give a "
+    ],
+    "register('mine', Option('often', (1, 2), ''))(Mine)": ["its default (1, 2) does not tell what a flag takes"],
+    "register('mine', Option('often', 3, '', most=1))(Mine)": [
+        "mine.py, line 6: option 'often' of policy 'mine': its default is refused: --often 3: give at most 1"
+    ],
+    "register('mine', 'often')(Mine)": [
+        "mine.py, line 6: policy 'mine': 'often' is no Option; write Option(NAME, DEFAULT, HELP)"
+    ],
     "register(Mine)": ['mine.py, line 6: @register above class Mine has no name; write @register("mine")'],
     "Mine.name = 'mine'": ["mine.py registers no policy; write @register(NAME) above its class"],
 }
@@ -495,6 +511,7 @@ WRITING = {
     "draft.commit([10**6])": ["line 10: commit of 1000000, which is no token of a text; give ids from 0 to "],
     "draft.commit([-1])": ["commit of -1, "],
     "draft.commit([2])": ["commit of 2, ", "but not 0, 1, 2"],  # the end of a sentence
+    "draft.commit([5] * 201)": ["line 10: commit of token ", "allow no more than ", "; commit what continuation()"],
     "draft.commit(['w'])": ["commit of 'w', "],
     "draft.write_while(lambda token: -(np.exp(token.log_probabilities) * token.log_probabilities).sum() < 9)": [
         "line 10: FloatingPointError: invalid value encountered in multiply", "-inf: leave them out"

@@ -106,7 +106,10 @@ class Draft(Protocol):
         """The hypotheses of a beam search from here on, best first; without --beam, `continuation` alone."""
 
     def commit(self, tokens: Sequence[Token | int]) -> None:
-        """Write these tokens, or the tokens of these ids. Raises LeapformerError for ids that no text can have."""
+        """Write these tokens, or the tokens of these ids.
+
+        Raises LeapformerError for ids that no text can have, and for more tokens than --max-len-a, --max-len-b allow.
+        """
 
 
 class Policy:

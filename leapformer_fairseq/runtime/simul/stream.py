@@ -351,6 +351,11 @@ class TranslationStream:
     def commit(self, tokens: Sequence[Token | int]) -> None:
         for token in tokens:
             number = self._writable(token.id if isinstance(token, Token) else token)
+            if self._is_full():
+                raise LeapformerError(
+                    f"commit of token {self.n_tokens + 1}, where --max-len-a, --max-len-b and the model allow no more "
+                    f"than {self.n_tokens}; commit what continuation() gives, which keeps to them"
+                )
             self.engine.consume(self.n_states, self._align_layer)
             self._commit(number)
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...data.pairs import of_speech
 from ...support.errors import LeapformerError
 from ...support.lines import read_lines, write_lines
 from ..engine import Call, Cell, Command, State
@@ -35,6 +36,10 @@ class SpeechTranslation(Recipe):
         "eval": ("SimulEval", "--end-index 100"),
     }
     goal = "report.md, scores.json, curve.svg; details in RUN/SET/"
+
+    def check_settings(self) -> None:
+        if self.pair:
+            of_speech(self.name, self.pair)
 
     def masks(self, attention: Attention) -> Mapping[str, str]:
         return super().masks(attention) if self.settings.offline else attention.wait_k_masks()
@@ -172,6 +177,7 @@ class FittedSpeech(SpeechTranslation):
     """
 
     def check_settings(self) -> None:
+        super().check_settings()
         self._asked = self.settings.attention
         self._fit_chunks()
 

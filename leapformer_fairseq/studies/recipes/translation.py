@@ -6,6 +6,7 @@ import re
 import shutil
 from pathlib import Path
 
+from ...data.pairs import of_text
 from ...support.errors import LeapformerError
 from ...support.lines import read_lines, write_lines
 from ..engine import Call, Cell, State
@@ -25,6 +26,8 @@ class Translation(Recipe):
     }
 
     def check_settings(self) -> None:
+        if self.settings.pair:
+            of_text(self.settings.pair)
         if self.settings.linearize and self.launcher.options:
             raise LeapformerError("--linearize starts its trainings itself: `leapformer linearize --launcher ...`")
 
