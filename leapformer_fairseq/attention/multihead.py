@@ -469,6 +469,17 @@ class Cache:
         """Whether every layer that was called has read something."""
         return bool(self._memories) and all(memory.state is not None for memory in self._memories.values())
 
+    def positions(self, count: int, keep: Tensor | None = None) -> Tensor:
+        """Positions (B or 1, count) of the next tokens, for embeddings: 1 at the first real token of a sequence.
+
+        `keep` (B, count) is theirs, as the layers get it. Ask before the layers read these tokens. Padding before the
+        first real token is at 0.
+        """
+        layers = [name for name, layer in self._layers.items() if layer.block == DECODER_SELF] or list(self._layers)
+        device = self._layers[layers[0]].v_proj.weight.device
+        memory = self._memories.get(layers[0], Memory(None))
+        return memory.tokens(count, keep, device).positions
+
     def nbytes(self) -> int:
         """Bytes held by the states."""
         return sum(memory.state.nbytes() for memory in self._memories.values() if memory.state is not None)

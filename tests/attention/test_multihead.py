@@ -7,6 +7,7 @@ import pickle
 import re
 from collections.abc import Callable
 from functools import partial
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -316,6 +317,18 @@ def test_a_call_that_failed_leaves_nothing_to_join_or_save():
     with pytest.raises(LeapformerError, match="before its first token"):
         Cache.cat([cache, cache])
     attention(x[:, :4], mask=ChunkMask(4), cache=cache)
+
+
+@torch.no_grad()
+def test_positions_go_on_where_the_cache_stopped():
+    model, x, keep = Model("leap"), torch.randn(2, T, DIM).double(), padding(0, 3)[:2]
+    cache, whole = Cache(model), TokenInfo.whole(T, keep).positions
+    for start, stop in ((0, 7), (7, 8), (8, T)):
+        part = keep[:, start:stop] if start < 7 else None
+        assert torch.equal(cache.positions(stop - start, part).expand(2, -1), whole[:, start:stop])
+        model(x[:, start:stop], part, cache)
+    assert cache.select([1]).positions(2).tolist() == [[T - 2, T - 1]]
+    assert Cache(model).load(cache.tensors()).positions(1).tolist() == [[T + 1], [T - 2]]
 
 
 @torch.no_grad()
@@ -712,6 +725,24 @@ def test_a_layer_is_one_graph_for_the_compiler(name, block):
     # As inductor decomposes: without it, PyTorch 2.13 mistakes the strides of the gradient of a transposed softplus.
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager_decomp_partition")
     agree(*(with_gradients(attention, block, run, 70) for run in (compiled, attention)), tolerance=1e-9)
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+def test_models_are_compiled_without_a_pass_before():
+    """Such a pass would set what is kept for each thread, which the compiler guards."""
+    outs = []
+
+    def run() -> None:
+        for _ in range(2):
+            torch._dynamo.reset()
+            compiled = torch.compile(nn.Sequential(Attention("relu", DIM, HEADS)), fullgraph=True, backend="eager")
+            outs.append(compiled(torch.randn(1, 70, DIM)))
+
+    thread = Thread(target=run)
+    thread.start()
+    thread.join()
+    assert len(outs) == 2
 
 
 @pytest.mark.filterwarnings("ignore")

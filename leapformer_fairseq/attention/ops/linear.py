@@ -27,7 +27,8 @@ from .segments import Saved, first_order
 
 
 class _Replay(threading.local):
-    active = False
+    def __init__(self) -> None:  # not a default of the class: the compiler guards what an instance has
+        self.active = False
 
 
 _replay = _Replay()
