@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.folder import FILES, MODEL, Folder
+from ..runtime.folder import CTRANSLATE2, FILES, MODEL, ONNX, TASKS_OF, Folder
 from ..support.errors import LeapformerError
 from ..support.files import replacing_folder
 from ..support.options import flag
@@ -25,6 +26,7 @@ ONLY_FOR: dict[str, tuple[tuple[str, ...], str | None]] = {
     "config_yaml": (SPEECH, "config.yaml"),
     "pre_decision_ratio": (SPEECH, None),
     "sentencepiece_model": ((*TEXT, *LANGUAGE_MODEL), None),
+    "engine": (TEXT, ONNX),
 }
 
 
@@ -35,6 +37,7 @@ OPTIONS = """
 --config-yaml NAME = config.yaml  of speech, in --data
 --pre-decision-ratio N:int  of speech: encoder states of a step (default: the trained one)
 --sentencepiece-model FILE:path  of text: copied into DIR, to translate plain text
+--engine NAME = onnx    what runs DIR: onnx, all models; ctranslate2, translation with softmax in all blocks
 --quantize              round the weights of projections to 8 bits: a third of the size, and slightly other outputs, so
                         measure the loss in quality
 --check N:int = 0       compare with the checkpoint on N random sources: all hypotheses of beam 5; what is written while
@@ -50,13 +53,15 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.check < 0:
         raise LeapformerError(f"--check {args.check}: give a number of sources, or 0 for no comparison")
+    if args.engine not in TASKS_OF:
+        raise LeapformerError(f"--engine {args.engine}: give one of {', '.join(TASKS_OF)}")
     arch = _architecture(args.path)
     _check_options(args, arch)
     exporters = {SPEECH: _speech, SYNTHESIS: _synthesis}
     with replacing_folder(args.out, MODEL, FILES, "export") as partial:
         export = next((export for kinds, export in exporters.items() if arch.startswith(kinds)), _text)
         folder, compare = export(args, partial)
-        if args.quantize:
+        if args.quantize and args.engine == ONNX:
             from ..export.write import quantize
 
             quantize(folder)
@@ -102,13 +107,15 @@ def _origin(args: argparse.Namespace) -> dict[str, Any]:
 
 def _text(args: argparse.Namespace, out: Path) -> Exported:
     from ..export.check import compared
-    from ..export.write import export_language_model, export_translation
+    from ..export.write import export_language_model, export_to_ctranslate2, export_translation
 
     subwords: Path | None = args.sentencepiece_model
     if subwords is not None and not subwords.is_file():
         raise LeapformerError(f"--sentencepiece-model {subwords}: no such file")
     model, task = _loaded(args, (*TEXT, *LANGUAGE_MODEL))
-    export = export_translation if hasattr(model, "encoder") else export_language_model
+    export: Callable[..., Folder] = export_translation if hasattr(model, "encoder") else export_language_model
+    if args.engine == CTRANSLATE2:
+        export = partial(export_to_ctranslate2, eight_bits=args.quantize)
     folder = export(model, task, out, signature(), _origin(args), subwords)
     return folder, lambda exported: compared(model, task, exported, args.check)
 

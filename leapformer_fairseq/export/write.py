@@ -23,6 +23,7 @@ from ..runtime.folder import (
     BEFORE,
     COUNT,
     CROSS,
+    CTRANSLATE2,
     ENDED,
     FRAMES,
     GRAPHS,
@@ -58,6 +59,7 @@ from ..runtime.folder import (
 from ..simul.system import TranslationSystem
 from ..support.errors import LeapformerError
 from ..support.files import replacing
+from . import ctranslate2
 from .graphs import DecoderStep, Source
 from .language import Prompt
 from .plain import check_task
@@ -94,6 +96,29 @@ def _longest_source(model: Any) -> int | None:
     limits = [block.mechanism.limit for block in reading]
     limits += [encoder.max_positions()] if isinstance(encoder.embed_positions, nn.Embedding) else []
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def export_to_ctranslate2(
+    model: Any,
+    task: Any,
+    out: Path,
+    signature: str,
+    origin: dict[str, Any],
+    subwords: Path | None = None,
+    eight_bits: bool = False,
+) -> Folder:
+    """Write the folder of a text translation model for CTranslate2; `eight_bits`: round its weights to 8 bits.
+
+    Raises LeapformerError for a model that it does not have, and if it is not installed.
+    """
+    check_task(task)
+    model = _frozen(model, out)
+    ctranslate2.write(model, out, eight_bits)
+    words = {"source": vocabulary(task.source_dictionary), "target": vocabulary(task.target_dictionary)}
+    longest = model.max_decoder_positions(), _longest_source(model)
+    folder = Folder(out, TRANSLATION, {}, words, longest[0], signature, origin, engine=CTRANSLATE2)
+    _add_subwords(folder, subwords)
+    return replace(folder, max_source=longest[1]).write()
 
 
 def export_language_model(
@@ -226,11 +251,15 @@ def quantize_graph(path: Path) -> None:
 def _complete(folder: Folder, model: Any, subwords: Path | None) -> Folder:
     """Write everything but the graphs, which must be there; `subwords` is the sentencepiece model, if there is one."""
     share(folder)
+    _add_subwords(folder, subwords)
+    return replace(folder, starts=starts_of(model.decoder)).write()
+
+
+def _add_subwords(folder: Folder, subwords: Path | None) -> None:
     if subwords is None:
         (folder.path / SUBWORDS).unlink(missing_ok=True)  # left by an earlier export
     else:
         shutil.copyfile(subwords, folder.path / SUBWORDS)
-    return replace(folder, starts=starts_of(model.decoder)).write()
 
 
 def _frozen(model: Any, out: Path) -> Any:

@@ -20,6 +20,7 @@ from .folder import (
     GRAPHS,
     LOG_PROBS,
     NEXT,
+    ONNX,
     ORDER,
     POSITIONS,
     PROMPT,
@@ -52,7 +53,9 @@ class Graphs:
     """The graphs of a folder. They can be shared by any number of users and threads."""
 
     def __init__(self, folder: Folder, threads: int = 1, names: Sequence[str] | None = None) -> None:
-        """Load the graphs with these `names`, or all. Raises LeapformerError for unreadable files."""
+        """Load the graphs with these `names`, or all. Raises LeapformerError for unreadable files, or for none."""
+        if folder.engine != ONNX:
+            raise LeapformerError(f"{folder.path} is for {folder.engine}; export it with --engine {ONNX} for this")
         self.folder = folder
         try:
             folder.file(WEIGHTS)  # which the graphs open

@@ -21,7 +21,7 @@ from ..support.errors import LeapformerError
 from ..support.files import write_json
 from .typed import dataclass_of, fits, shown
 
-FORMAT, GROWING = 5, 6  # of folders whose states have a constant size, and of those in which some grow
+FORMAT, NEWER = 5, 6  # 6: of folders in which states grow, or of another engine than onnxruntime
 HASH = "sha256"  # key in model.json: the hash of its other values
 MODEL, WEIGHTS, SUBWORDS = "model.json", "weights.safetensors", "subwords.model"
 SOURCE, LISTEN, WRITE, STEP = "source.onnx", "listen.onnx", "write.onnx", "step.onnx"
@@ -33,7 +33,15 @@ GRAPHS = {
     LANGUAGE: (PROMPT, STEP),
     SYNTHESIS: (SOURCE, STEP, REFINE),
 }
-FILES = {MODEL, WEIGHTS, SUBWORDS, *(name for names in GRAPHS.values() for name in names)}  # of all exports
+# Of the engine CTranslate2, whose vocabularies are one file if both are equal.
+ONNX, CTRANSLATE2 = "onnx", "ctranslate2"
+TASKS_OF = {ONNX: tuple(GRAPHS), CTRANSLATE2: (TRANSLATION,)}
+CTRANSLATE2_FILES = ("model.bin", "config.json")
+CTRANSLATE2_WORDS = ("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json")
+FILES = {  # of all exports
+    *(MODEL, WEIGHTS, SUBWORDS, *CTRANSLATE2_FILES, *CTRANSLATE2_WORDS),
+    *(name for names in GRAPHS.values() for name in names),
+}
 # Of inputs:
 TOKENS, POSITIONS, ORDER, SPEAKERS = "tokens", "positions", "order", "speakers"
 FRAMES, ROWS, BEFORE, COUNT, START, KEPT = "frames", "rows", "before", "count", "start", "kept"
@@ -159,6 +167,7 @@ class Folder:
     starts: initial values of states that do not start with zeros.
     origin: the checkpoint, as described by `checkpoints.describe_checkpoint`.
     max_source: most tokens of a source of text; None: any number.
+    engine: what runs it: `ONNX`, or `CTRANSLATE2`, which has its own states.
     files:  the other files by name; empty if unknown, as in a folder that is being written.
     """
 
@@ -173,6 +182,7 @@ class Folder:
     speaking: Speaking | None = None
     language: Language | None = None
     max_source: int | None = None
+    engine: str = ONNX
     starts: dict[str, list[Any]] = field(default_factory=dict)
     files: dict[str, Content] = field(default_factory=dict, compare=False)
 
@@ -190,20 +200,20 @@ class Folder:
             about = json.loads((path / MODEL).read_text(encoding="utf-8"))
             if not isinstance(about, dict):
                 raise ValueError(f"{shown(about)} is no JSON object")
-            if (version := about.get("format")) not in (FORMAT, GROWING):
-                known = f"{FORMAT} or {GROWING}"
+            if (version := about.get("format")) not in (FORMAT, NEWER):
+                known = f"{FORMAT} or {NEWER}"
                 raise LeapformerError(f"{path / MODEL} has format {shown(version)}, not {known}; export it again")
             if about.pop(HASH, None) != _hash(about):
                 raise ValueError("its content is not that of its hash")
             folder = _folder(path, about)
-            if folder.grows != (version == GROWING):
-                raise ValueError(f"format {version} does not fit its states")
+            if folder.is_newer != (version == NEWER):
+                raise ValueError(f"format {version} does not fit what it holds")
         except OSError as error:
             raise LeapformerError(f"{path / MODEL} cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
             reason = "too many brackets" if isinstance(error, RecursionError) else error
             raise LeapformerError(f"{path / MODEL} is damaged ({reason}); export the model again") from error
-        for name in {**dict.fromkeys(_names(path, folder.task)), **folder.files}:
+        for name in {**dict.fromkeys(_names(path, folder.task, folder.engine)), **folder.files}:
             if not (path / name).is_file():
                 raise LeapformerError(f"{path} has no {name}; export the model again")
             if name not in folder.files:
@@ -214,9 +224,10 @@ class Folder:
         return folder
 
     @property
-    def grows(self) -> bool:
-        """Whether a state grows with the text."""
-        return any(0 in shape for states in self.states.values() for shape in states.values())
+    def is_newer(self) -> bool:
+        """Whether earlier versions cannot run it: a state grows with the text, or the engine is not onnxruntime."""
+        grows = any(0 in shape for states in self.states.values() for shape in states.values())
+        return grows or self.engine != ONNX
 
     def file(self, name: str) -> Path:
         """The path of a file that is opened next. Raises LeapformerError if its content does not fit its hash."""
@@ -230,15 +241,16 @@ class Folder:
 
     def write(self) -> Folder:
         """Write `model.json` after all other files, and return the folder with their hashes."""
-        files = {name: Content.of(self.path / name) for name in _names(self.path, self.task)}
+        files = {name: Content.of(self.path / name) for name in _names(self.path, self.task, self.engine)}
         about = {
-            "format": GROWING if self.grows else FORMAT,
+            "format": NEWER if self.is_newer else FORMAT,
             "task": self.task,
             "states": self.states,
             "starts": self.starts,
             "vocabularies": {side: asdict(item) for side, item in self.vocabularies.items()},
             "max_target": int(self.max_target),  # fairseq has a default of 1e6
             **({} if self.max_source is None else {"max_source": self.max_source}),
+            **({} if self.engine == ONNX else {"engine": self.engine}),
             "signature": self.signature,
             "checkpoint": self.origin,
             **{name: asdict(getattr(self, name)) for name in PARTS if getattr(self, name) is not None},
@@ -248,9 +260,17 @@ class Folder:
         return replace(self, files=files)
 
 
-def _names(path: Path, task: str) -> list[str]:
-    """The files of a folder besides `model.json`; `SUBWORDS` is optional."""
-    return [*GRAPHS[task], WEIGHTS, *([SUBWORDS] if os.path.lexists(path / SUBWORDS) else [])]
+def _names(path: Path, task: str, engine: str) -> list[str]:
+    """The files of a folder besides `model.json`; `SUBWORDS` and some of `CTRANSLATE2_WORDS` are optional."""
+    needed, optional = _files(task, engine)
+    return [*needed, *(name for name in optional if os.path.lexists(path / name))]
+
+
+def _files(task: str, engine: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The files that a folder must have, and those that it may have."""
+    if engine == CTRANSLATE2:
+        return CTRANSLATE2_FILES, (*CTRANSLATE2_WORDS, SUBWORDS)
+    return (*GRAPHS[task], WEIGHTS), (SUBWORDS,)
 
 
 def _damage(path: Path) -> str:
@@ -288,11 +308,15 @@ def _wrong(folder: Folder) -> Iterator[str]:
     if task not in GRAPHS:
         yield f"task is {shown(task)}"
         return
-    yield from _differ("states", folder.states, SIDES[task])
+    if task not in TASKS_OF.get(folder.engine, ()):
+        yield f"engine is {shown(folder.engine)}"
+        return
+    yield from _differ("states", folder.states, SIDES[task] if folder.engine == ONNX else ())
     yield from _differ("vocabularies", folder.vocabularies, WORDS[task])
     yield from _differ("parts", [name for name in PARTS if getattr(folder, name) is not None], [*_part(task)])
-    optional = [SUBWORDS] if SUBWORDS in folder.files or task == SPEECH else []
-    yield from _differ("files", folder.files, [*GRAPHS[task], WEIGHTS, *optional])
+    needed, optional = _files(task, folder.engine)
+    here = [name for name in optional if name in folder.files or (name, task) == (SUBWORDS, SPEECH)]
+    yield from _differ("files", folder.files, [*needed, *here])
     for name, content in folder.files.items():
         yield from _unless(content.size >= 0, f"files.{name}.size", content.size)
     for side, words in folder.vocabularies.items():

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from ..support.errors import LeapformerError
 from .beam import Hypothesis, Search, go_on, translate
+from .ctranslate2 import CTranslate2
 from .engine import Graphs
-from .folder import LANGUAGE, TRANSLATION, Folder
+from .folder import CTRANSLATE2, LANGUAGE, TRANSLATION, Folder
 from .text import subwords_of
 
+Batched = Callable[[Sequence[Sequence[int]], Search, Sequence[Sequence[int]]], list[list[Hypothesis]]]
 AHEAD = 2_000  # lines that are read before the first is translated, so that those of a batch have about one length
 
 
@@ -41,7 +44,12 @@ class Translator:
         about = Folder.read(folder)
         if about.task not in (TRANSLATION, LANGUAGE):
             raise LeapformerError(f"{folder} holds a model for {about.task}; give one of text")
-        self.graphs = Graphs(about, threads)
+        self.folder = about
+        if about.engine == CTRANSLATE2:
+            self._search: Batched = CTranslate2(about, threads).translate
+        else:
+            self._graphs = Graphs(about, threads)
+            self._search = partial(translate, self._graphs)
         self._cut, self._joined = subwords_of(about)
         self._source = about.vocabularies["target" if about.task == LANGUAGE else "source"]
         self._target = about.vocabularies["target"]
@@ -72,13 +80,13 @@ class Translator:
         while some := list(islice(numbered, ahead)):
             yield from (
                 [self._text(hypothesis) for hypothesis in found[:nbest]] or [Text("", [], 0.0)]
-                for found in self._many(some, prefixes[read : read + len(some)], batch_tokens, options)
+                for found in self.hypotheses(some, options, prefixes[read : read + len(some)], batch_tokens)
             )
             read += len(some)
 
     def too_long(self, line: str) -> str:
         """Why the model cannot read a line; "" if it can."""
-        limit, count = self.graphs.folder.max_source, len(self._cut(line.strip())) + 1
+        limit, count = self.folder.max_source, len(self._cut(line.strip())) + 1
         if limit is None or count <= limit:
             return ""
         return f"{line.strip()[:30]!r}.. has {count} subwords with its end, and the model reads {limit}; divide it"
@@ -87,25 +95,23 @@ class Translator:
         """The subwords of a line that the model does not know."""
         return [piece for piece in self._cut(line.strip()) if self._source.number(piece) == self._source.unk]
 
-    def _many(
-        self, lines: Sequence[str], prefixes: Sequence[str], batch_tokens: int, options: Search
+    def hypotheses(
+        self, lines: Sequence[str], options: Search, prefixes: Sequence[str] = (), batch_tokens: int = 1_000
     ) -> list[list[Hypothesis]]:
-        """The hypotheses for each line; none for an empty line of a translation model."""
+        """All hypotheses for each line; none for an empty line of a translation model. See `translate`."""
         if refused := next(filter(None, map(self.too_long, lines)), ""):
             raise LeapformerError(refused)
         sources = [self._source.numbers(self._cut(line.strip())) for line in lines]
+        if self.folder.task == LANGUAGE:  # a prompt may be empty
+            return [go_on(self._graphs, source[:-1], options) for source in sources]
         begins = [self._target.numbers(self._cut(prefix.strip()))[:-1] for prefix in prefixes]
-        if self.graphs.folder.task == LANGUAGE:  # a prompt may be empty
-            return [go_on(self.graphs, source[:-1], options) for source in sources]
         found: list[list[Hypothesis]] = [[] for _ in lines]
         order = [place for place, source in enumerate(sources) if len(source) > 1]
         order.sort(key=lambda place: len(sources[place]))
         while order:
             count = max(1, batch_tokens // len(sources[order[-1]]))  # the longest first: memory is largest at once
             batch, order = order[-count:], order[:-count]
-            results = translate(
-                self.graphs, [sources[i] for i in batch], options, [begins[i] for i in batch] if begins else ()
-            )
+            results = self._search([sources[i] for i in batch], options, [begins[i] for i in batch] if begins else ())
             for place, hypotheses in zip(batch, results, strict=True):
                 found[place] = hypotheses
         return found

@@ -23,9 +23,9 @@ from leapformer_fairseq.runtime.folder import (
     FILES,
     FORMAT,
     GRAPHS,
-    GROWING,
     HASH,
     MODEL,
+    NEWER,
     STEP,
     SUBWORDS,
     WEIGHTS,
@@ -155,7 +155,7 @@ def test_a_folder_without_hashes_is_of_an_older_version(copies, tmp_path):
     path = shutil.copytree(copies["text"], tmp_path / "old")
     about = json.loads((path / MODEL).read_text())
     write_json(path / MODEL, {**{name: about[name] for name in about if name not in ("files", HASH)}, "format": 4})
-    assert f"has format 4, not {FORMAT} or {GROWING}; export it again" in refusal(path)
+    assert f"has format 4, not {FORMAT} or {NEWER}; export it again" in refusal(path)
 
 
 # ------------------------------------------------------------------------------------------------------------- crafted

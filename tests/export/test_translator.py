@@ -5,22 +5,34 @@ from __future__ import annotations
 import io
 import os
 import random
+import re
+import shutil
 import sys
+import textwrap
 import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from fairseq.sequence_generator import SequenceGenerator
 
+from leapformer_fairseq.export.write import export_to_ctranslate2
 from leapformer_fairseq.models.loading import load_model
 from leapformer_fairseq.runtime.__main__ import main
 from leapformer_fairseq.runtime.beam import Search
+from leapformer_fairseq.runtime.engine import Graphs
+from leapformer_fairseq.runtime.folder import Folder
 from leapformer_fairseq.runtime.translator import Translator
 from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.lines import waiting
 
 from ..exported import language_model, translation
+from ..models.tiny import dictionary, make_model
 
+WORDS = dictionary()
+TASK = SimpleNamespace(source_dictionary=WORDS, target_dictionary=WORDS)
 SEARCH = Search(beam=4, max_len_a=1.0, max_len_b=6)
 
 
@@ -103,7 +115,7 @@ def run(folder, given: bytes, *words: str, monkeypatch, capsys) -> tuple[int, li
 
 def test_a_line_that_cannot_be_read_costs_only_itself(translator, monkeypatch, capsys):
     command = {"monkeypatch": monkeypatch, "capsys": capsys}
-    folder = translator.graphs.folder.path
+    folder = translator.folder.path
     status, (first, *_), said = run(folder, b"the red dog\n", **command)
     assert (status, said) == (0, "") and first
     status, out, said = run(folder, b"the \xff dog\n\nthe red dog\n", **command)
@@ -117,7 +129,7 @@ def test_a_line_that_cannot_be_read_costs_only_itself(translator, monkeypatch, c
 
 
 def test_too_long_a_line_is_named(translator, monkeypatch, capsys):
-    monkeypatch.setitem(vars(translator.graphs.folder), "max_source", 4)
+    monkeypatch.setitem(vars(translator.folder), "max_source", 4)
     assert translator.too_long("one two three") == ""
     with pytest.raises(
         LeapformerError, match="'one two three four'.. has 5 subwords with its end, and the model reads 4"
@@ -135,3 +147,59 @@ def test_lines_are_taken_when_they_arrive():
         os.write(writing, b"ee\n\nend")
         os.close(writing)
         assert list(found) == [[b"three\n", b"\n"], [b"end"]]
+
+
+def test_the_example_of_the_page(monkeypatch, capsys):
+    page = Path("docs/export.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(translation().exported.parent)
+    exec(textwrap.dedent(example), {})
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+# ---------------------------------------------------------------------------------------------------------- CTranslate2
+@pytest.fixture(scope="module")
+def softmax(tmp_path_factory) -> tuple[Any, Path]:
+    """A model with softmax everywhere, and its folder for CTranslate2."""
+    model = make_model("leapformer_nmt", "softmax", encoder_self_attention="softmax").float()
+    folder = tmp_path_factory.mktemp("ctranslate2")
+    export_to_ctranslate2(model, TASK, folder, "signature", {})
+    return model, folder
+
+
+def test_ctranslate2_gives_the_scores_of_the_model(softmax):
+    """Its search ends otherwise than fairseq's, so texts may differ; the model may not."""
+    model, folder = softmax
+    translator, words = Translator(folder), model.decoder.dictionary
+    lines = ["w1 w2 w3", "w7", "w4 w4 w9 w11 w2"]
+    search = Search(beam=3, max_len_a=1.0, max_len_b=3, min_len=0)
+    for line, found in zip(lines, translator.translate(lines, nbest=3, search=search), strict=True):
+        source = words.encode_line(line, add_if_not_exist=False).long()[None]
+        for one in found:
+            target = words.encode_line(" ".join(one.pieces), add_if_not_exist=False).long()
+            given = torch.cat([torch.tensor([words.eos()]), target[:-1]])[None]
+            with torch.no_grad():
+                scores = model.get_normalized_probs(model(source, torch.tensor([source.shape[1]]), given), True)
+            ended = len(target) <= search.max_len_a * source.shape[1] + search.max_len_b
+            expected = float(scores[0].gather(1, target[:, None]).sum() / len(target)) if ended else one.score
+            assert abs(one.score - expected) < 1e-5
+    assert Folder.read(folder).engine == "ctranslate2"
+
+
+def test_what_only_graphs_can_do_is_told(softmax, tmp_path):
+    with pytest.raises(LeapformerError, match="is for ctranslate2; export it with --engine onnx for this"):
+        Graphs(Folder.read(softmax[1]))
+    other = make_model("leapformer_nmt", "softmax", decoder_cross_attention="leap").float()
+    with pytest.raises(
+        LeapformerError, match="--engine ctranslate2: it has no leap attention; export with"
+    ):
+        export_to_ctranslate2(other, TASK, tmp_path, "signature", {})
+
+
+def test_a_damaged_model_of_ctranslate2_is_refused(softmax, tmp_path):
+    folder = shutil.copytree(softmax[1], tmp_path / "copy")
+    data = bytearray((folder / "model.bin").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "model.bin").write_bytes(data)
+    with pytest.raises(LeapformerError, match="model.bin is damaged, or of another export"):
+        Translator(folder)
