@@ -75,6 +75,7 @@ setup(
         "bench": ["entmax>=1.3"],  # what `leapformer bench sparse` and the tests compare with
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
         "onnx": ["onnx", "onnxscript"],  # `leapformer export`
+        "words": ["sacremoses", "subword-nmt"],  # BPE and Moses' words of exported models
         "ctranslate2": ["ctranslate2>=4.5"],  # an engine of exported models with softmax
         "dev": [
             *("hypothesis", "kaldi-native-fbank", "mypy", "pytest", "pytest-xdist", "pytorch_optimizer", "ruff"),

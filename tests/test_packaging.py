@@ -24,7 +24,11 @@ FLOORS = (
 )  # fmt: skip
 # What an installation without extras has, and packages that are imported where something optional needs them.
 BASE = {"numpy", "onnxruntime", "soundfile", "sentencepiece", "websockets"}
-LIBRARIES = {"support": {"tqdm"}, "attention": {"torch"}, "runtime": {*BASE, "ctranslate2", "onnx", "soxr"}}
+LIBRARIES = {
+    "support": {"tqdm"},
+    "attention": {"torch"},
+    "runtime": {*BASE, "ctranslate2", "onnx", "sacremoses", "soxr", "subword_nmt"},
+}
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 SOURCES = sorted(PLUGIN_DIR.rglob("*.py"))
 

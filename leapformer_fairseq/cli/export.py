@@ -16,6 +16,7 @@ from ..support.signature import signature
 
 if TYPE_CHECKING:
     from ..export.check import Compared
+    from ..export.write import Subwords
 
     Exported = tuple[Folder, Callable[[Folder], Compared]]  # with the comparison to call once the folder is in place
 
@@ -26,6 +27,7 @@ ONLY_FOR: dict[str, tuple[tuple[str, ...], str | None]] = {
     "config_yaml": (SPEECH, "config.yaml"),
     "pre_decision_ratio": (SPEECH, None),
     "sentencepiece_model": ((*TEXT, *LANGUAGE_MODEL), None),
+    **dict.fromkeys(("bpe_codes", "moses"), ((*TEXT, *LANGUAGE_MODEL), None)),
     "engine": (TEXT, ONNX),
 }
 
@@ -38,6 +40,9 @@ OPTIONS = """
 --pre-decision-ratio N:int  of speech: encoder states of a step (default: the trained one)
 --sentencepiece-model FILE:path  of text: copied into DIR, to translate plain text
 --engine NAME = onnx    what runs DIR: onnx, all models; ctranslate2, translation with softmax in all blocks
+--bpe-codes FILE:path   of text: codes of subword-nmt or fastBPE, in place of a sentencepiece model
+--moses SOURCE-TARGET   of text: languages whose plain text is split into words as by Moses before that, such as en-de,
+                        or en of a language model
 --quantize              round the weights of projections to 8 bits: a third of the size, and slightly other outputs, so
                         measure the loss in quality
 --check N:int = 0       compare with the checkpoint on N random sources: all hypotheses of beam 5; what is written while
@@ -109,15 +114,32 @@ def _text(args: argparse.Namespace, out: Path) -> Exported:
     from ..export.check import compared
     from ..export.write import export_language_model, export_to_ctranslate2, export_translation
 
-    subwords: Path | None = args.sentencepiece_model
-    if subwords is not None and not subwords.is_file():
-        raise LeapformerError(f"--sentencepiece-model {subwords}: no such file")
     model, task = _loaded(args, (*TEXT, *LANGUAGE_MODEL))
     export: Callable[..., Folder] = export_translation if hasattr(model, "encoder") else export_language_model
     if args.engine == CTRANSLATE2:
         export = partial(export_to_ctranslate2, eight_bits=args.quantize)
-    folder = export(model, task, out, signature(), _origin(args), subwords)
+    folder = export(model, task, out, signature(), _origin(args), _subwords(args))
     return folder, lambda exported: compared(model, task, exported, args.check)
+
+
+def _subwords(args: argparse.Namespace) -> Subwords:
+    from ..export.write import Subwords
+
+    pieces: Path | None = args.sentencepiece_model
+    codes: Path | None = args.bpe_codes
+    if pieces is not None and codes is not None:
+        raise LeapformerError(
+            "--sentencepiece-model and --bpe-codes: give the one that the training's text was split by"
+        )
+    for name, file in (("--sentencepiece-model", pieces), ("--bpe-codes", codes)):
+        if file is not None and not file.is_file():
+            raise LeapformerError(f"{name} {file}: no such file")
+    if args.moses is None:
+        return Subwords(pieces, codes)
+    source, _, target = args.moses.partition("-")
+    if not source:
+        raise LeapformerError(f"--moses {args.moses}: give languages, as in en-de")
+    return Subwords(pieces, codes, (source, target or source))
 
 
 def _synthesis(args: argparse.Namespace, out: Path) -> Exported:

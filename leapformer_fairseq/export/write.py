@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from ..runtime import espeak
 from ..runtime.cmvn import Cmvn
 from ..runtime.folder import (
     BEFORE,
+    CODES,
     COUNT,
     CROSS,
     CTRANSLATE2,
@@ -59,25 +60,41 @@ from ..runtime.folder import (
 from ..simul.system import TranslationSystem
 from ..support.errors import LeapformerError
 from ..support.files import replacing
+from ..support.lines import write_lines
 from . import ctranslate2
 from .graphs import DecoderStep, Source
 from .language import Prompt
-from .plain import check_task
+from .plain import check_task, codes_of
 from .states import shapes_of, starts_of
 from .streaming import Listening, Writing
 from .synthesis import Phonemes, Refined, SpeechStep
 from .weights import share
 
+
+class Subwords(NamedTuple):
+    """How plain text is split into the symbols of the dictionaries; none of them: at spaces.
+
+    sentencepiece: its model.
+    codes:         of BPE, a file of subword-nmt or of fastBPE.
+    moses:         languages of source and target, for Moses' words before that.
+    """
+
+    sentencepiece: Path | None = None
+    codes: Path | None = None
+    moses: tuple[str, str] | None = None
+
+
+PLAIN = Subwords()
 SENTENCES, HYPOTHESES, LONGEST = 2, 3, 7  # sizes of the examples that are traced
 ANY = torch.export.Dim.DYNAMIC  # a size that must stay variable; export fails if the graph would fix it
 
 
 def export_translation(
-    model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any], subwords: Path | None = None
+    model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any], subwords: Subwords = PLAIN
 ) -> Folder:
     """Write the folder of a text translation model, graphs and all other files; `origin` as in `Folder`.
 
-    `subwords`: the sentencepiece model for plain text.
+    `subwords`: how plain text is split.
     Raises LeapformerError for mechanisms and tasks that cannot be exported, or if a library is missing.
     """
     check_task(task)
@@ -104,7 +121,7 @@ def export_to_ctranslate2(
     out: Path,
     signature: str,
     origin: dict[str, Any],
-    subwords: Path | None = None,
+    subwords: Subwords = PLAIN,
     eight_bits: bool = False,
 ) -> Folder:
     """Write the folder of a text translation model for CTranslate2; `eight_bits`: round its weights to 8 bits.
@@ -117,16 +134,15 @@ def export_to_ctranslate2(
     words = {"source": vocabulary(task.source_dictionary), "target": vocabulary(task.target_dictionary)}
     longest = model.max_decoder_positions(), _longest_source(model)
     folder = Folder(out, TRANSLATION, {}, words, longest[0], signature, origin, engine=CTRANSLATE2)
-    _add_subwords(folder, subwords)
-    return replace(folder, max_source=longest[1]).write()
+    return replace(_with_subwords(folder, subwords), max_source=longest[1]).write()
 
 
 def export_language_model(
-    model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any], subwords: Path | None = None
+    model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any], subwords: Subwords = PLAIN
 ) -> Folder:
     """Write the folder of a language model, graphs and all other files; `origin` as in `Folder`.
 
-    `subwords`: the sentencepiece model for plain text.
+    `subwords`: how plain text is split.
     Raises LeapformerError for mechanisms and tasks that cannot be exported, or if a library is missing.
     """
     words = task.target_dictionary
@@ -155,7 +171,7 @@ def export_synthesis(model: Any, task: Any, out: Path, signature: str, origin: d
     words, longest = {"source": vocabulary(task.src_dict)}, model.max_decoder_positions()
     speaking = replace(speaking, data=data, speakers=task.speaker_to_id)
     folder = Folder(out, SYNTHESIS, states, words, longest, signature, origin, speaking=speaking)
-    return _complete(folder, model, None)
+    return _complete(folder, model)
 
 
 def write_synthesis(model: Any, out: Path) -> tuple[dict[str, Shapes], Speaking]:
@@ -199,7 +215,7 @@ def export_speech(system: TranslationSystem, out: Path, signature: str, origin: 
     about = replace(about, lagging=getattr(model, "lagging", None), forbidden=list(system.forbidden))
     words = {"target": vocabulary(model.decoder.dictionary)}
     folder = Folder(out, SPEECH, states, words, model.max_decoder_positions(), signature, origin, about)
-    return _complete(folder, model, system.detokenizer.model_file)
+    return _complete(folder, model, Subwords(system.detokenizer.model_file))
 
 
 def write_speech(model: Any, frames: int, step_frames: int, out: Path) -> tuple[dict[str, Shapes], Speech]:
@@ -248,18 +264,21 @@ def quantize_graph(path: Path) -> None:
         quantize_dynamic(partial, partial, kinds, per_channel=True, weight_type=QuantType.QUInt8)
 
 
-def _complete(folder: Folder, model: Any, subwords: Path | None) -> Folder:
-    """Write everything but the graphs, which must be there; `subwords` is the sentencepiece model, if there is one."""
+def _complete(folder: Folder, model: Any, subwords: Subwords = PLAIN) -> Folder:
+    """Write everything but the graphs, which must be there."""
     share(folder)
-    _add_subwords(folder, subwords)
-    return replace(folder, starts=starts_of(model.decoder)).write()
+    return replace(_with_subwords(folder, subwords), starts=starts_of(model.decoder)).write()
 
 
-def _add_subwords(folder: Folder, subwords: Path | None) -> None:
-    if subwords is None:
-        (folder.path / SUBWORDS).unlink(missing_ok=True)  # left by an earlier export
-    else:
-        shutil.copyfile(subwords, folder.path / SUBWORDS)
+def _with_subwords(folder: Folder, subwords: Subwords) -> Folder:
+    """The folder with the files of subwords; those of an earlier export are removed."""
+    for name in (SUBWORDS, CODES):
+        (folder.path / name).unlink(missing_ok=True)
+    if subwords.sentencepiece is not None:
+        shutil.copyfile(subwords.sentencepiece, folder.path / SUBWORDS)
+    if subwords.codes is not None:
+        write_lines(folder.path / CODES, codes_of(subwords.codes))
+    return replace(folder, moses=None if subwords.moses is None else [*subwords.moses])
 
 
 def _frozen(model: Any, out: Path) -> Any:

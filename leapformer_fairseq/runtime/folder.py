@@ -23,7 +23,8 @@ from .typed import dataclass_of, fits, shown
 
 FORMAT, NEWER = 5, 6  # 6: of folders in which states grow, or of another engine than onnxruntime
 HASH = "sha256"  # key in model.json: the hash of its other values
-MODEL, WEIGHTS, SUBWORDS = "model.json", "weights.safetensors", "subwords.model"
+MODEL, WEIGHTS = "model.json", "weights.safetensors"
+SUBWORDS, CODES = "subwords.model", "subwords.codes"  # of sentencepiece; of BPE, as subword-nmt has them
 SOURCE, LISTEN, WRITE, STEP = "source.onnx", "listen.onnx", "write.onnx", "step.onnx"
 PROMPT, REFINE = "prompt.onnx", "refine.onnx"
 TRANSLATION, SPEECH, LANGUAGE, SYNTHESIS = "translation", "speech", "language_modeling", "text_to_speech"
@@ -39,7 +40,7 @@ TASKS_OF = {ONNX: tuple(GRAPHS), CTRANSLATE2: (TRANSLATION,)}
 CTRANSLATE2_FILES = ("model.bin", "config.json")
 CTRANSLATE2_WORDS = ("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json")
 FILES = {  # of all exports
-    *(MODEL, WEIGHTS, SUBWORDS, *CTRANSLATE2_FILES, *CTRANSLATE2_WORDS),
+    *(MODEL, WEIGHTS, SUBWORDS, CODES, *CTRANSLATE2_FILES, *CTRANSLATE2_WORDS),
     *(name for names in GRAPHS.values() for name in names),
 }
 # Of inputs:
@@ -167,6 +168,7 @@ class Folder:
     starts: initial values of states that do not start with zeros.
     origin: the checkpoint, as described by `checkpoints.describe_checkpoint`.
     max_source: most tokens of a source of text; None: any number.
+    moses: languages of source and target, whose text is split into words as by Moses; None: it is not.
     engine: what runs it: `ONNX`, or `CTRANSLATE2`, which has its own states.
     files:  the other files by name; empty if unknown, as in a folder that is being written.
     """
@@ -182,6 +184,7 @@ class Folder:
     speaking: Speaking | None = None
     language: Language | None = None
     max_source: int | None = None
+    moses: list[str] | None = None
     engine: str = ONNX
     starts: dict[str, list[Any]] = field(default_factory=dict)
     files: dict[str, Content] = field(default_factory=dict, compare=False)
@@ -250,6 +253,7 @@ class Folder:
             "vocabularies": {side: asdict(item) for side, item in self.vocabularies.items()},
             "max_target": int(self.max_target),  # fairseq has a default of 1e6
             **({} if self.max_source is None else {"max_source": self.max_source}),
+            **({} if self.moses is None else {"moses": self.moses}),
             **({} if self.engine == ONNX else {"engine": self.engine}),
             "signature": self.signature,
             "checkpoint": self.origin,
@@ -261,7 +265,7 @@ class Folder:
 
 
 def _names(path: Path, task: str, engine: str) -> list[str]:
-    """The files of a folder besides `model.json`; `SUBWORDS` and some of `CTRANSLATE2_WORDS` are optional."""
+    """The files of a folder besides `model.json`."""
     needed, optional = _files(task, engine)
     return [*needed, *(name for name in optional if os.path.lexists(path / name))]
 
@@ -269,8 +273,8 @@ def _names(path: Path, task: str, engine: str) -> list[str]:
 def _files(task: str, engine: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The files that a folder must have, and those that it may have."""
     if engine == CTRANSLATE2:
-        return CTRANSLATE2_FILES, (*CTRANSLATE2_WORDS, SUBWORDS)
-    return (*GRAPHS[task], WEIGHTS), (SUBWORDS,)
+        return CTRANSLATE2_FILES, (*CTRANSLATE2_WORDS, SUBWORDS, CODES)
+    return (*GRAPHS[task], WEIGHTS), (SUBWORDS, CODES)
 
 
 def _damage(path: Path) -> str:
@@ -326,6 +330,8 @@ def _wrong(folder: Folder) -> Iterator[str]:
         broken = next((symbol for symbol in words.symbols if "\n" in symbol), None)
         yield from _unless(broken is None, f"a symbol of vocabularies.{side}", broken)
     yield from _unless(folder.max_target >= 1, "max_target", folder.max_target)
+    moses = folder.moses
+    yield from _unless(moses is None or (len(moses) == 2 and all(moses)), "moses", moses)
     yield from _unless(folder.max_source is None or folder.max_source >= 1, "max_source", folder.max_source)
     for side, states in folder.states.items():
         yield from _unless(bool(states) or (side, task) == (CROSS, LANGUAGE), f"states.{side}", states)

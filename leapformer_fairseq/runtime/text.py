@@ -1,17 +1,61 @@
-"""Text as subwords, by the sentencepiece model of an exported folder."""
+"""Text as subwords and back, as an exported folder says: sentencepiece or BPE, and Moses' words or none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from .folder import SUBWORDS, Folder
+from ..support.errors import LeapformerError
+from .folder import CODES, SUBWORDS, Folder
+
+SEPARATOR = "@@"  # ends a piece of BPE after which the word goes on
+Cut = Callable[[str], list[str]]
+Joined = Callable[[list[str]], str]
 
 
-def subwords_of(folder: Folder) -> tuple[Callable[[str], list[str]], Callable[[list[str]], str]]:
-    """Functions that split text into subwords and join them; without a sentencepiece model, at spaces."""
-    if SUBWORDS not in folder.files:
+def subwords_of(folder: Folder) -> tuple[Cut, Joined]:
+    """Functions that split text into subwords and join them; with neither a model nor codes, at spaces.
+
+    Raises LeapformerError if a library is missing.
+    """
+    cut, joined = _pieces(folder)
+    if folder.moses is None:
+        return cut, joined
+    words, text = _moses(folder, *folder.moses)
+    return lambda line: cut(words(line)), lambda pieces: text(joined(pieces))
+
+
+def _pieces(folder: Folder) -> tuple[Cut, Joined]:
+    if SUBWORDS in folder.files:
+        import sentencepiece
+
+        model = sentencepiece.SentencePieceProcessor(model_file=str(folder.file(SUBWORDS)))
+        return model.encode_as_pieces, model.decode_pieces
+    if CODES not in folder.files:
         return str.split, " ".join
-    import sentencepiece
+    try:
+        from subword_nmt.apply_bpe import BPE
+    except ImportError as error:
+        raise _missing(folder, "subword-nmt") from error
+    with folder.file(CODES).open(encoding="utf-8") as file:
+        codes = BPE(file, separator=SEPARATOR)
+    return (
+        lambda line: codes.process_line(line).split(),
+        lambda pieces: (" ".join(pieces) + " ").replace(f"{SEPARATOR} ", "").rstrip(),
+    )
 
-    model = sentencepiece.SentencePieceProcessor(model_file=str(folder.file(SUBWORDS)))
-    return model.encode_as_pieces, model.decode_pieces
+
+def _moses(folder: Folder, source: str, target: str) -> tuple[Callable[[str], str], Callable[[str], str]]:
+    """As fairseq's `--tokenizer moses`: dashes are split, quotes and the like escaped."""
+    try:
+        from sacremoses import MosesDetokenizer, MosesTokenizer
+    except ImportError as error:
+        raise _missing(folder, "sacremoses") from error
+    tokenizer, detokenizer = MosesTokenizer(source), MosesDetokenizer(target)
+    return (
+        lambda line: str(tokenizer.tokenize(line, aggressive_dash_splits=True, return_str=True)),
+        lambda text: str(detokenizer.detokenize(text.split())),
+    )
+
+
+def _missing(folder: Folder, library: str) -> LeapformerError:
+    return LeapformerError(f"{folder.path} needs {library}; pip install 'leapformer-fairseq[words]'")

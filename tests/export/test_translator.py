@@ -10,20 +10,26 @@ import shutil
 import sys
 import textwrap
 import threading
+from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from fairseq.data.encoders import build_bpe, build_tokenizer
 from fairseq.sequence_generator import SequenceGenerator
 
-from leapformer_fairseq.export.write import export_to_ctranslate2
+from leapformer_fairseq.export.plain import codes_of
+from leapformer_fairseq.export.write import Subwords, _with_subwords, export_to_ctranslate2
 from leapformer_fairseq.models.loading import load_model
 from leapformer_fairseq.runtime.__main__ import main
 from leapformer_fairseq.runtime.beam import Search
 from leapformer_fairseq.runtime.engine import Graphs
+from leapformer_fairseq.runtime.folder import CODES as CODES_FILE
 from leapformer_fairseq.runtime.folder import Folder
+from leapformer_fairseq.runtime.text import subwords_of
 from leapformer_fairseq.runtime.translator import Translator
 from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.lines import waiting
@@ -190,9 +196,7 @@ def test_what_only_graphs_can_do_is_told(softmax, tmp_path):
     with pytest.raises(LeapformerError, match="is for ctranslate2; export it with --engine onnx for this"):
         Graphs(Folder.read(softmax[1]))
     other = make_model("leapformer_nmt", "softmax", decoder_cross_attention="leap").float()
-    with pytest.raises(
-        LeapformerError, match="--engine ctranslate2: it has no leap attention; export with"
-    ):
+    with pytest.raises(LeapformerError, match="--engine ctranslate2: it has no leap attention; export with"):
         export_to_ctranslate2(other, TASK, tmp_path, "signature", {})
 
 
@@ -203,3 +207,37 @@ def test_a_damaged_model_of_ctranslate2_is_refused(softmax, tmp_path):
     (folder / "model.bin").write_bytes(data)
     with pytest.raises(LeapformerError, match="model.bin is damaged, or of another export"):
         Translator(folder)
+
+
+# ------------------------------------------------------------------------------------------------------------- subwords
+CODES = ["t h", "th e</w>", "r e", "re d</w>", "h o", "ho u", "l o", "lo w"]
+LINES = ["the red house", "It's a low-cost house, isn't it?", 'a  &  b <c> "quoted"', "Größe: 3,5 %"]
+
+
+@pytest.mark.parametrize("counted", [False, True], ids=["subword-nmt", "fastBPE"])
+@pytest.mark.parametrize("moses", [None, ("en", "de")], ids=["words", "moses"])
+def test_plain_text_is_split_and_joined_as_in_fairseq(tmp_path, counted, moses):
+    codes, written = tmp_path / "codes", tmp_path / "out"
+    lines = [f"{line} {9 - i}" for i, line in enumerate(CODES)] if counted else ["#version: 0.2", *CODES]
+    codes.write_text("\n".join(lines) + "\n")
+    written.mkdir()
+    about = replace(Folder.read(translation().exported), path=written, files={})
+    folder = replace(_with_subwords(about, Subwords(codes=codes, moses=moses)), files={CODES_FILE: None})
+    object.__setattr__(folder, "file", lambda name: written / name)
+    cut, joined = subwords_of(folder)
+    reference = tmp_path / "reference"  # as subword-nmt, since fastBPE is not installed
+    reference.write_text("\n".join(["#version: 0.2", *CODES]) + "\n")
+    bpe = build_bpe(Namespace(bpe="subword_nmt", bpe_codes=str(reference), bpe_separator="@@"))
+    words = build_tokenizer(Namespace(tokenizer="moses" if moses else None, source_lang="en", target_lang="de"))
+    for line in LINES:
+        expected = bpe.encode(words.encode(line) if words else line)
+        assert cut(line) == expected.split()
+        back = bpe.decode(expected)
+        assert joined(expected.split()) == (words.decode(back) if words else " ".join(back.split()))
+
+
+@pytest.mark.parametrize("line", ["t h 3 4", "th", "t  h", "t h x"])
+def test_what_are_no_codes(tmp_path, line):
+    (tmp_path / "codes").write_text(f"#version: 0.2\nt h\n{line}\n")
+    with pytest.raises(LeapformerError, match="--bpe-codes .*codes, line 3: .* are no two symbols; give the codes of"):
+        list(codes_of(tmp_path / "codes"))
