@@ -405,7 +405,10 @@ EXPORT: dict[str, tuple[list[str], set[str], set[str]]] = {
     "--data": (["--data", "elsewhere"], {"loaded"}, {*KINDS}),
     "--config-yaml": (["--config-yaml", "other.yaml"], {"loaded"}, {"speech"}),
     "--pre-decision-ratio": (["--pre-decision-ratio", "7"], {"loaded"}, {"speech"}),
-    "--sentencepiece-model": (["--sentencepiece-model", "lines"], {"model/subwords.model"}, {"text"}),
+    "--sentencepiece-model": (["--sentencepiece-model", "lines"], {"subwords"}, {"text"}),
+    "--bpe-codes": (["--bpe-codes", "lines"], {"subwords"}, {"text"}),
+    "--moses": (["--moses", "en-de"], {"subwords"}, {"text"}),
+    "--engine": (["--engine", "ctranslate2"], {"engine"}, {"text"}),
     "--quantize": (["--quantize"], {"quantized"}, {*KINDS}),
     "--check": (["--check", "7"], {"compared", "out"}, {*KINDS}),
 }
@@ -425,9 +428,13 @@ def test_every_option_of_export_changes_what_is_exported_or_is_refused(
     def written(model: Any, *given: Any) -> Any:
         out = next(one for one in given if isinstance(one, Path))
         (out / "graph").write_text(str(model))
-        if isinstance(given[-1], Path) and given[-1] != out:
-            (out / "subwords.model").write_bytes(given[-1].read_bytes())
+        if isinstance(given[-1], write.Subwords):
+            seen["subwords"] = "-".join(map(str, given[-1])).replace("('en', 'de')", "en-de")
         return out
+
+    def to_ctranslate2(*given: Any, eight_bits: bool) -> Any:
+        seen["engine"] = "ctranslate2"
+        return written(*given)
 
     def compared(*given: Any) -> Any:
         seen["compared"] = given[-1]
@@ -439,7 +446,7 @@ def test_every_option_of_export_changes_what_is_exported_or_is_refused(
 
     monkeypatch.chdir(folder)
     texts(folder, lines="w1")
-    state = {"cfg": {"model": SimpleNamespace(arch=f"{KINDS[kind]}_tiny")}}
+    state = {"cfg": {"model": argparse.Namespace(arch=f"{KINDS[kind]}_tiny")}}
     monkeypatch.setattr("leapformer_fairseq.models.averaging.load_checkpoint", lambda path: state)
     monkeypatch.setattr("leapformer_fairseq.models.averaging.describe_checkpoint", lambda path: {})
     monkeypatch.setattr("leapformer_fairseq.models.loading.load_model", load_model)
@@ -447,6 +454,7 @@ def test_every_option_of_export_changes_what_is_exported_or_is_refused(
     monkeypatch.setattr("leapformer_fairseq.runtime.voice.ExportedVoice", lambda folder: folder)
     for name in ("export_translation", "export_synthesis", "export_speech"):
         monkeypatch.setattr(write, name, written)
+    monkeypatch.setattr(write, "export_to_ctranslate2", to_ctranslate2)
     monkeypatch.setattr(export_command.Folder, "read", lambda path: path)
     monkeypatch.setattr(write, "quantize", lambda folder: seen.update(quantized=folder.name))
     for name in ("compared", "compared_synthesis", "compared_speech"):
