@@ -11,7 +11,7 @@ from typing import Any
 from ..modules.swap import BLOCKS
 
 #: fairseq's models that ours extend, and ours
-OURS = {"transformer": "leapformer_nmt", "transformer_lm": "leapformer_lm", "s2t_transformer": "leapformer_s2t"}
+OURS = {"transformer": "leapformer_nmt", "transformer_lm": "leapformer_lm"}
 # Sections of a configuration whose name is the value of an option.
 _NAMED = ("task", "criterion", "optimizer", "lr_scheduler", "bpe", "tokenizer", "scoring")
 
