@@ -24,9 +24,10 @@ SHOWN = ("BLEU", "chrF", "AL", "LAAL", "YAAL", "AL_CA", "LAAL_CA", "LongYAAL", "
 
 OPTIONS = f"""
 baseline BASELINE       the folder of a run of SimulEval or `leapformer simulate`, a generate-*.txt, a folder that holds
-                        one of them, or pieces of talks (`leapformer score --resegmented`)
+                        one of them, a text with a translation per line, or pieces of talks (`leapformer score
+                        --resegmented`)
 systems SYSTEM...       others, of the same test set
---references FILE       for a generate-*.txt: one detokenised reference per line
+--references FILE       for a generate-*.txt or a text: one detokenised reference per line
 {TOKENIZE}
 --unit, --level {choice(UNITS)} = word  what has a delay, as the runs' --eval-latency-unit
 --samples N:int = {SAMPLES}  resamples

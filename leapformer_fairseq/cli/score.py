@@ -24,10 +24,10 @@ from ..support.signature import signature
 from . import score_talks as talks
 
 OPTIONS = f"""
-output OUTPUT...        the --output folder of simuleval, a generate-*.txt (or those of all shards), the output of
-                        eval-lm or validate, or logs of talks: OmniSTEval's JSONL, simulstream's metrics log, a
-                        resegmented JSONL
---references FILE       for a generate-*.txt, and with --segments: one detokenised reference per line
+output OUTPUT...        the --output folder of simuleval, a generate-*.txt (or those of all shards), a text with a
+                        translation per line, the output of eval-lm or validate, or logs of talks: OmniSTEval's JSONL,
+                        simulstream's metrics log, a resegmented JSONL
+--references FILE       for a generate-*.txt or a text, and with --segments: one detokenised reference per line
 --training-text FILE    the target side of the training data: also score how many of the references' words that are not
                         among its 100 most frequent were translated (rare_recall)
 --text FILE             for the output of eval-lm: the text that was evaluated

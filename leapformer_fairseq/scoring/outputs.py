@@ -18,6 +18,7 @@ from .marks import length_ratio, marks
 from .quality import quality
 from .significance import intervals
 
+_GENERATED = re.compile(r"[SHDPT]-\d+\t")  # begins the lines of a generate-*.txt
 _TOKENS = re.compile(r"Evaluated ([\d,]+) tokens")
 _PERPLEXITY = re.compile(r"Loss \(base 2\): (\S+), Perplexity: (\S+)")
 _VALID = re.compile(r"valid on '[^']*' subset \| (.*)")
@@ -44,7 +45,8 @@ _SCORES = {
 def read_hypotheses(paths: Sequence[str | Path]) -> dict[int, str]:
     """The best hypothesis by sample number, from the D- lines of a generate-*.txt, or of one for each shard.
 
-    Raises LeapformerError if a file is missing or holds no translations, or if two files have the same sentence.
+    A file without such lines is plain text, one hypothesis a line. Raises LeapformerError if a file is missing or holds
+    no translations, or if two files have the same sentence.
     """
     hypotheses: dict[int, str] = {}
     for path in map(Path, paths):
@@ -62,7 +64,12 @@ def read_hypotheses(paths: Sequence[str | Path]) -> dict[int, str]:
                 f"no generation output {path}; run `leapformer generate ... --results-path {path.parent}`"
             )
         shard: dict[int, str] = {}
-        for number, line in enumerate(read_lines(path), 1):
+        lines = list(read_lines(path))
+        if lines and not any(map(_GENERATED.match, lines)):
+            if len(paths) > 1:
+                raise LeapformerError(f"{path} is plain text, without lines D-...; give one file of it, with all lines")
+            return dict(enumerate(lines))
+        for number, line in enumerate(lines, 1):
             if line.startswith("D-"):
                 name, *_, text = fields = line.split("\t", 2)
                 if len(fields) < 3 or not name[2:].isdecimal():

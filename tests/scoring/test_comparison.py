@@ -202,3 +202,21 @@ def test_a_report_has_the_threads_of_the_runs(folder, capsys):
     path.write_text(json.dumps(scores | {"compute": {**scores["compute"], "threads": 2}}))  # as SimulEval's agent logs
     assert main(["report", str(folder)]) == 0
     assert "with 2 threads or 3 threads." in report.read_text() and "|threads:None|" in report.read_text()
+
+
+def test_plain_text_is_scored_as_what_generate_wrote(tmp_path, capsys):
+    lines = ["the red dog", "", "a house near the dog"]
+    (tmp_path / "references").write_text("the red dog\na cat\nthe house near a dog\n")
+    (tmp_path / "plain").write_text("".join(f"{line}\n" for line in lines))
+    (tmp_path / "generate-test.txt").write_text("".join(f"D-{i}\t-1.0\t{line}\n" for i, line in enumerate(lines)))
+    references = tmp_path / "references"
+    scored = [score_generation([tmp_path / name], references) for name in ("plain", "generate-test.txt")]
+    assert scored[0] == scored[1]
+    words = [str(tmp_path / "generate-test.txt"), str(tmp_path / "plain"), "--references", str(references)]
+    assert main(["compare", *words, "--samples", "100"]) == 0
+    assert "p = 1.000" in capsys.readouterr().out
+    (tmp_path / "plain").write_text("the red dog\n")
+    with pytest.raises(LeapformerError, match="plain lacks 2 of 3 sentences, first number 1"):
+        score_generation([tmp_path / "plain"], references)
+    with pytest.raises(LeapformerError, match="plain is plain text, without lines D-...; give one file of it"):
+        score_generation([tmp_path / "plain", tmp_path / "plain"], references)
