@@ -35,7 +35,7 @@ from ..covering import each_with_one, kept
 
 DIM, HEADS, T, S, SOURCE = 32, 4, 12, 20, 16
 OPTIONS: dict[str, dict[str, Any]] = {
-    "cosformer": {"cosformer_length": 50},
+    "cosformer": {"cosformer_length": 400},  # of the longest text here
     "abc-pool": {"abc_pool_size": 40},
     "sparsefinder-distance": {},
 }
