@@ -43,6 +43,8 @@ NEEDS: dict[str, list[str]] = {
 VALUES: dict[Any, tuple[str, list[str]]] = {
     "--pair": ("xx-yy", []),
     ("multi30k", "--pair"): ("de-en", []),
+    ("mustc", "--pair"): ("en-es", []),
+    ("covost2", "--pair"): ("en-de", []),
     ("iwslt14_esen_doc", "--pair"): ("en-es", []),
     "--linearize": ("/teacher.pt", []),
     "--keep": ("97", ["--linearize", "/teacher.pt"]),
