@@ -203,7 +203,8 @@ class CachedMechanism(Mechanism):
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
     ) -> tuple[Tensor, State]:
         # The default drops `past`, and goes from token to token if causal.
-        if mask == CAUSAL or (isinstance(mask, ChunkMask) and mask.past is not None):
+        together = mask == CAUSAL and q.shape[2] == k.shape[2]
+        if together or (isinstance(mask, ChunkMask) and mask.past is not None):
             return self.scan_(state, q, k, v, query, key, mask)
         return super().loop(state, q, k, v, query, key, mask)
 

@@ -249,7 +249,6 @@ def test_a_recording_without_torch(exported, speech, tmp_path, capsys):
     ("plan", "options", "reason"),
     [
         ("leap", {}, "sees whole utterances; export one trained with --encoder-causal"),
-        ("softmax", CHUNKS, "encoder self-attention, layer 1: softmax has a state that grows"),
     ],
 )
 def test_models_that_cannot_be_exported_are_refused(tmp_path, plan, options, reason):
