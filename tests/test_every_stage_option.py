@@ -168,7 +168,9 @@ def test_graphs_have_as_many_threads_as_they_are_given(monkeypatch: pytest.Monke
 
     fake: Any = SimpleNamespace(SessionOptions=Options, InferenceSession=session)
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", fake)
-    folder: Any = SimpleNamespace(path=Path("/x"), task="translation", file=lambda name: Path("/x") / name)
+    folder: Any = SimpleNamespace(
+        path=Path("/x"), task="translation", engine="onnx", file=lambda name: Path("/x") / name
+    )
     engine.Graphs(folder, 7, ["a", "b"])
     assert made == [(7, 1), (7, 1)]
 
@@ -199,7 +201,9 @@ class Scripted:
     def __init__(self, max_target: int = 40) -> None:
         words = SimpleNamespace(eos=self.eos, pad=self.pad)
         self.folder: Any = SimpleNamespace(
-            vocabularies={"target": words}, max_target=max_target, language=SimpleNamespace(first=self.eos)
+            vocabularies={"source": words, "target": words},
+            max_target=max_target,
+            language=SimpleNamespace(first=self.eos),
         )
 
     def read(self, tokens: np.ndarray) -> dict[str, Any]:
@@ -231,7 +235,7 @@ SEARCH: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "penalty": ([1.0, 0.0, 3.0], {}),
 }
 SEARCHES: dict[str, Any] = {
-    "translations": lambda options: translate(Scripted(), [5, 6, 5, 4, 6, 2], options),  # type: ignore[arg-type]
+    "translations": lambda options: translate(Scripted(), [[5, 6, 5, 4, 6, 2]], options),  # type: ignore[arg-type]
     "continuations": lambda options: go_on(Scripted(), [5, 6], options),  # type: ignore[arg-type]
 }
 
@@ -251,7 +255,7 @@ def test_hypotheses_are_as_long_as_they_may_be_and_scored_by_their_length(
     penalty: float, least: int, a: float, b: int
 ) -> None:
     graphs = Scripted()
-    found = translate(graphs, [5, 6, 5, 4, 6, 2], Search(4, a, b, least, penalty))  # type: ignore[arg-type]
+    (found,) = translate(graphs, [[5, 6, 5, 4, 6, 2]], Search(4, a, b, least, penalty))  # type: ignore[arg-type]
     assert len(found) == 4 and [one.score for one in found] == sorted((one.score for one in found), reverse=True)
     for one in found:
         assert least <= len(one.tokens) - 1 <= int(a * 6 + b), "without the end"

@@ -200,7 +200,6 @@ def test_8_bits(exported, tmp_path):
 
 def test_what_cannot_be_exported(tmp_path):
     for plan, options, message in (
-        ("softmax", {}, "softmax has a state that grows"),
         ("cosformer", {"length_predictor": "oracle"}, "--length-predictor oracle needs the targets"),
         ("cosformer", {"length_ratio": 0.0}, "the ratio of target and source lengths is unknown"),
     ):

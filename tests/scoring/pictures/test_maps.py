@@ -192,11 +192,9 @@ def test_errors_are_one_line(arguments, message, lm, tmp_path, capsys, monkeypat
 def test_files_that_do_not_serve(lm, nmt, speech, data, tmp_path):
     with pytest.raises(LeapformerError, match="cannot be read as a fairseq checkpoint"):
         load(str(data / "a.wav"))
-    stock = save_checkpoint(
-        tmp_path / "c.pt", data, "transformer_lm", "--decoder-layers", "1", task="language_modeling"
-    )
-    with pytest.raises(LeapformerError, match="'transformer_lm'; leapformer maps needs leapformer_lm"):
-        load(str(stock))
+    recurrent = save_checkpoint(tmp_path / "c.pt", data, "lstm_lm", task="language_modeling")
+    with pytest.raises(LeapformerError, match="'lstm_lm'; leapformer maps needs leapformer_lm"):
+        load(str(recurrent))
     dictionary(12).save(str(tmp_path / "dict.txt"))
     with pytest.raises(LeapformerError, match="dictionary gives 16; use the data folder"):
         load(str(lm), str(tmp_path))
