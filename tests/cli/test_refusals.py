@@ -137,7 +137,7 @@ REFUSED = [
     ("export --path {teacher} --out o --sentencepiece-model no", "--sentencepiece-model no: no such file"),
     ("export --path {teacher} --out o --engine tensorrt", "--engine tensorrt: give one of onnx, ctranslate2"),
     ("export --path {teacher} --out o --bpe-codes no", "--bpe-codes no: no such file"),
-    ("export --path {teacher} --out o --moses -de", "--moses -de: give languages, as in en-de"),
+    ("export --path {teacher} --out o --moses=-de", "--moses -de: give languages, as in en-de"),
     ("export --path {st} --data {data} --out o --pre-decision-ratio 0", "--pre-decision-ratio is 0; it must"),
     ("maps --path {st} --input {data}/a.wav --out o --layer 99", "--layer 99: there is no such layer"),
     ("maps --path {st} --input {data}/a.wav --out o --lines 0", "--lines 0: give at least 1"),
