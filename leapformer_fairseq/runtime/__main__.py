@@ -90,8 +90,7 @@ def _text(argv: list[str]) -> int:
                 text, refused = "", refused + 1
             lines.append(text)
             unknown.update(translator.unknown(text))
-        begins = [begin for begin, _ in zip(prefixes, lines, strict=False)]
-        begins += [""] * (len(lines) - len(begins) if args.prefixes else 0)
+        begins = [next(prefixes, "") for _ in lines] if args.prefixes else []
         options: dict[str, Any] = {"nbest": args.nbest, "prefixes": begins, "batch_tokens": args.batch_tokens}
         for found in translator.translate(lines, search=search, **options):
             for one in found:

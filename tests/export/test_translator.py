@@ -134,6 +134,17 @@ def test_a_line_that_cannot_be_read_costs_only_itself(translator, monkeypatch, c
     assert status == 0 and "2 subwords are not in the model's vocabulary, most often: blarg é" in said
 
 
+def test_prefixes_stay_with_their_lines_when_these_arrive_one_by_one(translator, tmp_path, monkeypatch, capsys):
+    """The file of prefixes ends before the lines do."""
+    (tmp_path / "prefixes").write_text("red\ndog\nold\n")
+    arriving = iter([b"the red dog\nold\n", b"dog\n", b"red\n", b""])
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=SimpleNamespace(read1=lambda size: next(arriving))))
+    words = [str(translator.folder.path), "--max-len-b", "6", "--prefixes", str(tmp_path / "prefixes")]
+    assert main(words) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in out[:3]] == ["red", "dog", "old"] and len(out) == 4
+
+
 def test_too_long_a_line_is_named(translator, monkeypatch, capsys):
     monkeypatch.setitem(vars(translator.folder), "max_source", 4)
     assert translator.too_long("one two three") == ""
