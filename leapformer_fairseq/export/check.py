@@ -15,7 +15,6 @@ from ..runtime.folder import Folder
 from ..runtime.simul.exported import ExportedSystem
 from ..runtime.simul.times import ComputeTimes
 from ..runtime.spoken import Manner
-from ..runtime.text import subwords_of
 from ..runtime.translator import Translator
 from ..runtime.voice import ExportedVoice, kept
 from ..simul.system import TranslationSystem
@@ -42,7 +41,6 @@ def compared(model: Any, task: Any, folder: Folder, count: int, beam: int = 5) -
     """
     translator, words = Translator(folder.path), task.source_dictionary
     rng = torch.Generator().manual_seed(1)
-    cut, joined = subwords_of(folder)
     options = Search(beam=beam, max_len_a=1.0, max_len_b=MORE)
     longest = model.max_decoder_positions()
     generator = SequenceGenerator(
@@ -52,15 +50,15 @@ def compared(model: Any, task: Any, folder: Folder, count: int, beam: int = 5) -
     for _ in range(count):
         length = int(torch.randint(1, LONGEST, (1,), generator=rng))
         given = torch.randint(FIRST, len(words), (length,), generator=rng).tolist()
-        line = joined([words[number] for number in given])
-        read = words.encode_line(" ".join(cut(line)), add_if_not_exist=False).long()
+        pieces = translator.pieces(translator.joined([words[number] for number in given]))
+        read = words.encode_line(" ".join(pieces), add_if_not_exist=False).long()
         if folder.language is not None:
             expected = _continued(generator, model, read[:-1].tolist(), folder.language.first)
         else:
             sample = sample_of(task, read)
             step = getattr(task, "inference_step", None)
             expected = (generator.generate([model], sample) if step is None else step(generator, [model], sample))[0]
-        (hypotheses,) = translator.hypotheses([line], options)
+        (hypotheses,) = translator.hypotheses([pieces], options)
         equal += [theirs["tokens"].tolist() for theirs in expected] == [ours.tokens for ours in hypotheses]
         error = max([error, *_differences(expected, hypotheses)])
     return Compared(count, equal, error)

@@ -13,9 +13,9 @@ from ..support.lines import decoded, read_lines, waiting
 from ..support.options import add_options, at_least, parse
 from .beam import Search
 from .folder import SPEECH, SYNTHESIS, Folder
-from .translator import Translator
+from .translator import BATCH_TOKENS, Translator
 
-OPTIONS = """
+OPTIONS = f"""
 folder DIR:path         an exported model; from or to speech: DIR --help tells more; or demo: the bundled one
 --beam N:int = 5        hypotheses
 --max-len-a A:float = 0  a target has at most A times as many subwords as
@@ -24,7 +24,7 @@ folder DIR:path         an exported model; from or to speech: DIR --help tells m
 --nbest N:int = 1       print so many hypotheses of each line, one a line
 --scores                print the score before each, and a tab
 --prefixes FILE         with what the translation of each line begins
---batch-tokens N:int = 1000  subwords that are translated together
+--batch-tokens N:int = {BATCH_TOKENS}  subwords that are translated together
 --threads N:int = 1
 """
 
@@ -78,18 +78,17 @@ def _text(argv: list[str]) -> int:
     read, refused, unknown = 0, 0, Counter[str]()
     stdin: Any = sys.stdin.buffer  # which typeshed declares without read1
     for some in waiting(stdin):
-        lines = list[str]()
+        lines = list[list[str]]()
         for line in some:
             read += 1
             try:
                 (text,) = decoded([line], "standard input", read)
-                if reason := translator.too_long(text):
-                    raise LeapformerError(f"standard input, line {read}: {reason}")
+                pieces = translator.pieces(text, f"standard input, line {read}: ")
             except LeapformerError as error:
                 ending.say(f"runtime: {error}; its translation is empty")
-                text, refused = "", refused + 1
-            lines.append(text)
-            unknown.update(translator.unknown(text))
+                pieces, refused = [], refused + 1
+            lines.append(pieces)
+            unknown.update(translator.unknown(pieces))
         begins = [next(prefixes, "") for _ in lines] if args.prefixes else []
         options: dict[str, Any] = {"nbest": args.nbest, "prefixes": begins, "batch_tokens": args.batch_tokens}
         for found in translator.translate(lines, search=search, **options):

@@ -16,6 +16,7 @@ from .folder import CTRANSLATE2, LANGUAGE, TRANSLATION, Folder
 from .text import subwords_of
 
 Batched = Callable[[Sequence[Sequence[int]], Search, Sequence[Sequence[int]]], list[list[Hypothesis]]]
+BATCH_TOKENS = 1_000
 AHEAD = 2_000  # lines that are read before the first is translated, so that those of a batch have about one length
 
 
@@ -50,22 +51,23 @@ class Translator:
         else:
             self._graphs = Graphs(about, threads)
             self._search = partial(translate, self._graphs)
-        self._cut, self._joined = subwords_of(about)
+        self._cut, self.joined = subwords_of(about)
         self._source = about.vocabularies["target" if about.task == LANGUAGE else "source"]
         self._target = about.vocabularies["target"]
 
     def translate(
         self,
-        lines: Iterable[str],
+        lines: Iterable[str | list[str]],
         *,
         nbest: int = 1,
         prefixes: Sequence[str] = (),
-        batch_tokens: int = 1_000,
+        batch_tokens: int = BATCH_TOKENS,
         ahead: int = AHEAD,
         search: Search | None = None,
     ) -> Iterator[list[Text]]:
         """The best `nbest` translations, or continuations, of each line, in the order of the lines.
 
+        lines:        texts, or `pieces` of them.
         prefixes:     with which the translation of each line begins.
         batch_tokens: subwords of a batch of sources, with their padding; language models read line by line.
         ahead:        lines that are read at once, and sorted by length; memory grows with it.
@@ -78,30 +80,36 @@ class Translator:
         numbered = iter(lines)
         read = 0
         while some := list(islice(numbered, ahead)):
+            pieces = [line if isinstance(line, list) else self.pieces(line) for line in some]
             yield from (
                 [self._text(hypothesis) for hypothesis in found[:nbest]] or [Text("", [], 0.0)]
-                for found in self.hypotheses(some, options, prefixes[read : read + len(some)], batch_tokens)
+                for found in self.hypotheses(pieces, options, prefixes[read : read + len(some)], batch_tokens)
             )
             read += len(some)
 
-    def too_long(self, line: str) -> str:
-        """Why the model cannot read a line; "" if it can."""
-        limit, count = self.folder.max_source, len(self._cut(line.strip())) + 1
-        if limit is None or count <= limit:
-            return ""
-        return f"{line.strip()[:30]!r}.. has {count} subwords with its end, and the model reads {limit}; divide it"
+    def pieces(self, line: str, where: str = "") -> list[str]:
+        """The subwords of a line. Raises LeapformerError if it is too long for the model; `where` begins its text."""
+        pieces, limit = self._cut(line.strip()), self.folder.max_source
+        if limit is not None and len(pieces) >= limit:
+            raise LeapformerError(
+                f"{where}{line.strip()[:30]!r}.. has {len(pieces) + 1} subwords with its end, and the model reads "
+                f"{limit}; divide it"
+            )
+        return pieces
 
-    def unknown(self, line: str) -> list[str]:
-        """The subwords of a line that the model does not know."""
-        return [piece for piece in self._cut(line.strip()) if self._source.number(piece) == self._source.unk]
+    def unknown(self, pieces: Sequence[str]) -> list[str]:
+        """Those of the subwords that the model does not know."""
+        return [piece for piece in pieces if self._source.number(piece) == self._source.unk]
 
     def hypotheses(
-        self, lines: Sequence[str], options: Search, prefixes: Sequence[str] = (), batch_tokens: int = 1_000
+        self,
+        lines: Sequence[list[str]],
+        options: Search,
+        prefixes: Sequence[str] = (),
+        batch_tokens: int = BATCH_TOKENS,
     ) -> list[list[Hypothesis]]:
-        """All hypotheses for each line; none for an empty line of a translation model. See `translate`."""
-        if refused := next(filter(None, map(self.too_long, lines)), ""):
-            raise LeapformerError(refused)
-        sources = [self._source.numbers(self._cut(line.strip())) for line in lines]
+        """All hypotheses for the `pieces` of each line; none for an empty line of a translation model."""
+        sources = [self._source.numbers(pieces) for pieces in lines]
         if self.folder.task == LANGUAGE:  # a prompt may be empty
             return [go_on(self._graphs, source[:-1], options) for source in sources]
         begins = [self._target.numbers(self._cut(prefix.strip()))[:-1] for prefix in prefixes]
@@ -118,4 +126,4 @@ class Translator:
 
     def _text(self, hypothesis: Hypothesis) -> Text:
         pieces = self._target.words(hypothesis.tokens)
-        return Text(self._joined(pieces), pieces, float(hypothesis.score))
+        return Text(self.joined(pieces), pieces, float(hypothesis.score))

@@ -147,7 +147,7 @@ def test_prefixes_stay_with_their_lines_when_these_arrive_one_by_one(translator,
 
 def test_too_long_a_line_is_named(translator, monkeypatch, capsys):
     monkeypatch.setitem(vars(translator.folder), "max_source", 4)
-    assert translator.too_long("one two three") == ""
+    assert translator.pieces("one two three") == ["one", "two", "three"]
     with pytest.raises(
         LeapformerError, match="'one two three four'.. has 5 subwords with its end, and the model reads 4"
     ):
