@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,7 @@ SYNTHESIS = ("leapformer_tts",)
 ONLY_FOR: dict[str, tuple[tuple[str, ...], str | None]] = {
     "config_yaml": (SPEECH, "config.yaml"),
     "pre_decision_ratio": (SPEECH, None),
-    "sentencepiece_model": ((*TEXT, *LANGUAGE_MODEL), None),
-    **dict.fromkeys(("bpe_codes", "moses"), ((*TEXT, *LANGUAGE_MODEL), None)),
+    **dict.fromkeys(("sentencepiece_model", "bpe_codes", "moses"), ((*TEXT, *LANGUAGE_MODEL), None)),
     "engine": (TEXT, ONNX),
 }
 
@@ -117,12 +116,13 @@ def _text(args: argparse.Namespace, out: Path) -> Exported:
     model, task = _loaded(args, (*TEXT, *LANGUAGE_MODEL))
     export: Callable[..., Folder] = export_translation if hasattr(model, "encoder") else export_language_model
     if args.engine == CTRANSLATE2:
-        export = partial(export_to_ctranslate2, eight_bits=args.quantize)
+        export = functools.partial(export_to_ctranslate2, eight_bits=args.quantize)
     folder = export(model, task, out, signature(), _origin(args), _subwords(args))
     return folder, lambda exported: compared(model, task, exported, args.check)
 
 
 def _subwords(args: argparse.Namespace) -> Subwords:
+    """How plain text is split. Raises LeapformerError for missing files and options that exclude each other."""
     from ..export.write import Subwords
 
     pieces: Path | None = args.sentencepiece_model

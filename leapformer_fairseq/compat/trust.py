@@ -76,12 +76,17 @@ def check_options(path: str, *sections: Any) -> None:
             _check_option(path, name, value)
 
 
+def options_of(section: Any) -> Any:
+    """The options of a section of a checkpoint's configuration by name; of what is no section, itself."""
+    return vars(section) if isinstance(section, argparse.Namespace) else section
+
+
 def _options(section: Any) -> Iterator[tuple[str, Any]]:
     """(name, value) of every option at any depth."""
     if isinstance(section, (list, tuple)):
         for part in section:
             yield from _options(part)
-    items = vars(section) if isinstance(section, argparse.Namespace) else section
+    items = options_of(section)
     if isinstance(items, dict):
         for name, value in items.items():
             yield str(name), value
@@ -112,8 +117,7 @@ def _check_names(path: str, config: Any) -> None:
         "model": {**ARCH_MODEL_REGISTRY, **MODEL_REGISTRY}, "task": TASK_REGISTRY, "criterion": CRITERION_REGISTRY
     }  # fmt: skip
     for part, registry in registries.items():
-        section = config.get(part)
-        options = vars(section) if isinstance(section, argparse.Namespace) else section
+        options = options_of(config.get(part))
         for key in ("_name", "arch" if part == "model" else part):
             name = options.get(key) if isinstance(options, dict) else None
             if name is not None and (not isinstance(name, str) or name not in registry):
@@ -181,8 +185,7 @@ def _check_what_is_loaded(load: Any, path: str, *args: Any, **options: Any) -> d
 
 def _note_origin(path: str, state: dict[str, Any], config: Any) -> None:
     """Attach the file's path and model options to the parameters, for whoever loads them; see `modules.origin`."""
-    section = config.get("model") or state.get("args")
-    options = vars(section) if isinstance(section, argparse.Namespace) else section
+    options = options_of(config.get("model") or state.get("args"))
     if isinstance(state.get("model"), dict) and isinstance(options, dict):
         if type(state["model"]) is dict:  # a plain dict cannot hold an attribute
             state["model"] = OrderedDict(state["model"])

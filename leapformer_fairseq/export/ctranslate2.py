@@ -17,6 +17,19 @@ def write(model: Any, out: Path, eight_bits: bool = False) -> None:
 
     Raises LeapformerError for a model that CTranslate2 does not have, or if it is not installed.
     """
+    if reason := unfit(model):
+        raise LeapformerError(f"--engine ctranslate2: it has no {reason}; export with --engine onnx")
+    spec = spec_of(model.encoder, model.decoder)
+    spec.config.add_source_eos = True
+    spec.optimize(quantization="int8" if eight_bits else None)
+    spec.save(str(out))
+
+
+def spec_of(encoder: Any, decoder: Any) -> Any:
+    """CTranslate2's specification of a transformer with these parts of fairseq's, without gradients.
+
+    Raises LeapformerError if CTranslate2 is not installed.
+    """
     try:
         from ctranslate2.converters import fairseq as convert
         from ctranslate2.specs import common_spec
@@ -25,25 +38,22 @@ def write(model: Any, out: Path, eight_bits: bool = False) -> None:
         raise LeapformerError(
             f"--engine ctranslate2: {error.name} is not installed; pip install 'leapformer-fairseq[ctranslate2]'"
         ) from error
-    if reason := unfit(model):
-        raise LeapformerError(f"--engine ctranslate2: it has no {reason}; export with --engine onnx")
-    encoder, decoder = model.encoder, model.decoder
+    cfg = decoder.cfg
     spec = TransformerSpec.from_config(
         (len(encoder.layers), len(decoder.layers)),
         decoder.layers[0].self_attn.num_heads,
-        pre_norm=decoder.cfg.decoder.normalize_before,
+        pre_norm=cfg.decoder.normalize_before,
         no_final_norm=decoder.layer_norm is None,
-        activation=common_spec.Activation[ACTIVATIONS[decoder.cfg.activation_fn]],
+        activation=common_spec.Activation[ACTIVATIONS[cfg.activation_fn]],
         layernorm_embedding=decoder.layernorm_embedding is not None,
     )
     convert.set_transformer_encoder(spec.encoder, encoder)
     convert.set_transformer_decoder(spec.decoder, decoder)
     spec.register_source_vocabulary(_words(encoder.dictionary))
     spec.register_target_vocabulary(_words(decoder.dictionary))
-    spec.config.decoder_start_token, spec.config.add_source_eos = spec.config.eos_token, True
+    spec.config.decoder_start_token = spec.config.eos_token
     spec.validate()
-    spec.optimize(quantization="int8" if eight_bits else None)
-    spec.save(str(out))
+    return spec
 
 
 def unfit(model: Any) -> str:

@@ -100,10 +100,17 @@ def export_translation(
     check_task(task)
     model = _frozen(model, out)
     write_source(Source(model), out)
-    words = {"source": vocabulary(task.source_dictionary), "target": vocabulary(task.target_dictionary)}
     states = write_step(model.decoder, out)
+    return _complete(_translation(model, task, out, states, signature, origin), model, subwords)
+
+
+def _translation(
+    model: Any, task: Any, out: Path, states: dict[str, Shapes], signature: str, origin: dict[str, Any]
+) -> Folder:
+    """What a folder of text translation says, whatever runs it."""
+    words = {"source": vocabulary(task.source_dictionary), "target": vocabulary(task.target_dictionary)}
     folder = Folder(out, TRANSLATION, states, words, model.max_decoder_positions(), signature, origin)
-    return _complete(replace(folder, max_source=_longest_source(model)), model, subwords)
+    return replace(folder, max_source=_longest_source(model))
 
 
 def _longest_source(model: Any) -> int | None:
@@ -131,10 +138,8 @@ def export_to_ctranslate2(
     check_task(task)
     model = _frozen(model, out)
     ctranslate2.write(model, out, eight_bits)
-    words = {"source": vocabulary(task.source_dictionary), "target": vocabulary(task.target_dictionary)}
-    longest = model.max_decoder_positions(), _longest_source(model)
-    folder = Folder(out, TRANSLATION, {}, words, longest[0], signature, origin, engine=CTRANSLATE2)
-    return replace(_with_subwords(folder, subwords), max_source=longest[1]).write()
+    folder = replace(_translation(model, task, out, {}, signature, origin), engine=CTRANSLATE2)
+    return _with_subwords(folder, subwords).write()
 
 
 def export_language_model(
@@ -340,9 +345,9 @@ def write_with_states(
         [torch.zeros(rows, *(size or LONGEST for size in shape)) for shape in shapes.values()]
         for shapes, rows in states
     ]
-    rows = {} if sizes is None else {0: ANY}
+    batch = {} if sizes is None else {0: ANY}
     vary = [
-        [{**rows, **{axis: ANY for axis, size in enumerate(shape, 1) if not size}} for shape in shapes.values()]
+        [{**batch, **{axis: ANY for axis, size in enumerate(shape, 1) if not size}} for shape in shapes.values()]
         for shapes, _ in states
     ]
     dynamic = (*({} if sizes is None else sizes[name] for name in given), *vary)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
+from ..compat.trust import options_of
 from ..modules.swap import BLOCKS
 
 #: fairseq's models that ours extend, and ours
@@ -18,8 +19,7 @@ _NAMED = ("task", "criterion", "optimizer", "lr_scheduler", "bpe", "tokenizer", 
 
 def architecture(state: dict[str, Any]) -> str:
     """The --arch of a checkpoint, "" if it has none."""
-    section: Any = (state.get("cfg") or {}).get("model") or state.get("args") or {}
-    options = vars(section) if isinstance(section, Namespace) else section
+    options = options_of((state.get("cfg") or {}).get("model") or state.get("args") or {})
     return str(options.get("arch") or options.get("_name") or "")
 
 
@@ -63,7 +63,7 @@ def _flat(sections: dict[str, Any]) -> dict[str, Any]:
     """The options of a configuration as those of a command line, the model's last, since they decide."""
     found = dict[str, Any]()
     for name, section in sorted(sections.items(), key=lambda item: item[0] == "model"):
-        options = vars(section) if isinstance(section, Namespace) else section
+        options = options_of(section)
         if not isinstance(options, dict):
             continue
         found |= {option: value for option, value in options.items() if option != "_name"}

@@ -10,19 +10,19 @@ import torch
 from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
 from torch import nn
 
+from ...export.ctranslate2 import spec_of
+
 
 def is_installed() -> bool:
     return find_spec("ctranslate2") is not None
 
 
-def translator(decoder: Any, heads: int, layers: int = 1) -> tuple[Any, Any]:
+def translator(decoder: Any, layers: int = 1) -> tuple[Any, Any]:
     """Convert a stock decoder and a new stock encoder of `layers` layers; return the translator and the encoder.
 
     The translator has one thread and computes in float32.
     """
     import ctranslate2
-    from ctranslate2.converters import fairseq as convert
-    from ctranslate2.specs.transformer_spec import TransformerSpec
 
     config, words = TransformerConfig.from_namespace(decoder.cfg), decoder.dictionary
     config.encoder.layers, config.encoder.normalize_before = layers, True
@@ -30,13 +30,7 @@ def translator(decoder: Any, heads: int, layers: int = 1) -> tuple[Any, Any]:
     encoder = TransformerEncoderBase(config, words, embedding).eval()
     for part in encoder, decoder:
         part.requires_grad_(False)
-    spec = TransformerSpec.from_config((layers, len(decoder.layers)), heads, pre_norm=True)
-    convert.set_transformer_encoder(spec.encoder, encoder)
-    convert.set_transformer_decoder(spec.decoder, decoder)
-    spec.register_source_vocabulary(list(words.symbols))
-    spec.register_target_vocabulary(list(words.symbols))
-    spec.config.decoder_start_token = words.eos_word
-    spec.validate()
+    spec = spec_of(encoder, decoder)
     with TemporaryDirectory() as folder:
         spec.save(folder)
         model = ctranslate2.Translator(folder, inter_threads=1, intra_threads=1, compute_type="float32")

@@ -33,7 +33,6 @@ from . import ctranslate, measure
 from .decode import (
     EXPORTED,
     FAIRSEQ,
-    HEADS,
     INT8,
     WIDTH,
     Case,
@@ -181,4 +180,4 @@ def _in_ctranslate2(case: Case) -> measure.Seconds:
 def _translator() -> tuple[Any, Any]:
     """A decoder of the benchmark's size in CTranslate2, and its dictionary."""
     decoder = make(FAIRSEQ, measure.Place(torch.device("cpu")))
-    return ctranslate.translator(decoder, HEADS)[0], decoder.dictionary
+    return ctranslate.translator(decoder)[0], decoder.dictionary

@@ -38,7 +38,7 @@ def test_ctranslate2_has_the_weights_of_fairseq():
     """Without a beam, since CTranslate2 does not count the end of targets that were cut."""
     torch.manual_seed(3)
     decoder = decode.make("fairseq", CPU, layers=2, width=32, ffn=48)
-    made, encoder = ctranslate.translator(decoder, decode.HEADS)
+    made, encoder = ctranslate.translator(decoder)
     model, words = TransformerModelBase(decoder.cfg, encoder, decoder), decoder.dictionary
     generator = SequenceGenerator([model], words, beam_size=1, max_len_a=0, max_len_b=9, min_len=9)
     for source in ctranslate.texts(words, 5, 7):
