@@ -68,7 +68,8 @@ def unfit(model: Any) -> str:
         "adaptive softmax": decoder.adaptive_softmax is not None,
         "model without positions": any(stack.embed_positions is None for stack in both),
         "encoder that is normalised elsewhere than the decoder": cfg.encoder.normalize_before
-        != cfg.decoder.normalize_before,
+        != cfg.decoder.normalize_before
+        or (encoder.layer_norm is None) != (decoder.layer_norm is None),
         "encoder with other heads than the decoder": len({block.num_heads for block in blocks}) > 1,
         f"activation {cfg.activation_fn}": cfg.activation_fn not in ACTIVATIONS,
         "projection of the decoder's input": decoder.project_in_dim is not None,

@@ -211,6 +211,15 @@ def test_what_only_graphs_can_do_is_told(softmax, tmp_path):
         export_to_ctranslate2(other, TASK, tmp_path, "signature", {})
 
 
+def test_a_final_norm_on_one_side_is_told(tmp_path):
+    model = make_model(
+        "leapformer_nmt", "softmax", decoder_normalize_before=True, encoder_normalize_before=True
+    ).float()
+    model.decoder.layer_norm = None  # as with --no-decoder-final-norm
+    with pytest.raises(LeapformerError, match="--engine ctranslate2: it has no encoder that is normalised elsewhere"):
+        export_to_ctranslate2(model, TASK, tmp_path, "signature", {})
+
+
 def test_a_damaged_model_of_ctranslate2_is_refused(softmax, tmp_path):
     folder = shutil.copytree(softmax[1], tmp_path / "copy")
     data = bytearray((folder / "model.bin").read_bytes())
