@@ -22,7 +22,7 @@ from .decoding import step_of
 from .decoding.step import Step
 from .kernels import Projections
 from .layers import is_hooked, is_plain
-from .masks import ChunkMask, Mask, PrefixMask, numbers_of
+from .masks import CAUSAL, ChunkMask, Mask, PrefixMask, numbers_of
 from .mechanism import Execution, Mechanism, State
 from .tokens import TokenInfo
 
@@ -254,6 +254,28 @@ class AttentionBlock(nn.Module):
             outputs.append(self._read(part, state, memory, target_keep))
             memory.advance(self._columns(part), target_keep)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, self._dim), weights
+
+    def rows_step(self, x: Tensor, memory: Memory) -> Tensor:
+        """The output (B, C) for the next tokens x (B, C), one of each batch entry, with the few operators of a graph.
+
+        In self-attention they are written to the memory's state, in cross-attention they read it.
+        """
+        needs, tokens = self.mechanism.capabilities, memory.tokens(1, None, x.device)
+        if needs.needs_inputs or needs.needs_query_inputs:
+            tokens = replace(tokens, inputs=x.unsqueeze(1))
+
+        def heads(projection: nn.Linear) -> Tensor:
+            return projection(x).view(-1, self.num_heads, 1, projection.out_features // self.num_heads)
+
+        q, state = heads(self.q_proj), memory.state
+        assert state is not None
+        if self.crosses:
+            out = self.mechanism.read_shared(state, q, tokens, memory.shared)
+        else:
+            v = heads(self.v_proj)
+            k = v if needs.keys_are_values else heads(self.k_proj)
+            out, memory.state = self.mechanism.loop(state, q, k, v, tokens, tokens, CAUSAL)
+        return self.out_proj(out.flatten(1))
 
     def _next_queries(self, query: Tensor, keep: Tensor | None, memory: Memory) -> TokenInfo:
         """What is known of the next tokens, which are queries of cross-attention; `keep` is theirs."""

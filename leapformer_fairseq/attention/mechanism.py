@@ -48,11 +48,30 @@ class Inputs(NamedTuple):
     key: TokenInfo
     mask: Mask
 
+    @property
+    def in_step(self) -> bool:
+        """Whether each query sees the keys up to its own, so that a token can be written and read at a time."""
+        return self.mask == CAUSAL and self.q.shape[2] == self.k.shape[2]
+
 
 def shown(q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask) -> Inputs:
     """Drop keys that no query sees, and simplify the mask for a mechanism whose state keeps all that was written."""
     keys = seen(mask, q.shape[2], k.shape[2])
     return Inputs(q, k[:, :, :keys], v[:, :, :keys], query, key.narrow(0, keys), with_state(mask))
+
+
+def folded(x: Tensor, shared: int) -> Tensor:
+    """Tokens (B * shared, H, T, D) of neighbouring batch entries as those of one sequence, (B, H, shared * T, D)."""
+    if dispatch.is_one(x.shape[2]):  # fewer changes of layout in a graph
+        return x.squeeze(2).unflatten(0, (-1, shared)).transpose(1, 2)
+    return x.unflatten(0, (-1, shared)).transpose(1, 2).flatten(2, 3)
+
+
+def unfolded(x: Tensor, shared: int, count: int) -> Tensor:
+    """The inverse of `folded`, for `count` tokens T."""
+    if dispatch.is_one(count):
+        return x.transpose(1, 2).flatten(0, 1).unsqueeze(2)
+    return x.unflatten(2, (shared, -1)).transpose(1, 2).flatten(0, 1)
 
 
 @dataclass
@@ -262,9 +281,8 @@ class Mechanism(nn.Module):
         """
         if shared == 1:
             return self.read(state, q, query)
-        folded = q.unflatten(0, (-1, shared)).transpose(1, 2)  # (B, H, shared, T, D)
-        out = self.read(state, folded.flatten(2, 3), query.folded(shared))
-        return out.unflatten(2, folded.shape[2:4]).transpose(1, 2).flatten(0, 1)
+        out = self.read(state, folded(q, shared), query.folded(shared))
+        return unfolded(out, shared, q.shape[2])
 
     def loop(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
@@ -274,7 +292,7 @@ class Mechanism(nn.Module):
         It does depend on the number of chunks, and under a wait-k mask on the number of queries.
         """
         x = shown(q, k, v, query, key, mask)
-        if x.mask == CAUSAL and x.q.shape[2] == x.k.shape[2]:
+        if x.in_step:
             return self._token_by_token(state, x)
         return self._visit(self.write_loop, self.read, state, x)
 
@@ -285,7 +303,7 @@ class Mechanism(nn.Module):
     def _token_by_token(self, state: State, x: Inputs) -> tuple[Tensor, State]:
         """A causal `loop`: `extend` for each token."""
         q, k, v, _, key, _ = x
-        if type(q.shape[2]) is int and q.shape[2] == 1:  # in a graph all other numbers are symbolic
+        if dispatch.is_one(q.shape[2]):
             return self.extend(state, q, k, v, key)
         kind, names = type(state), list(state.tensors())
         optional = {"inputs": key.inputs, "keep": key.keep}
@@ -493,7 +511,10 @@ class Mechanism(nn.Module):
     def _looped(self, x: Inputs) -> Tensor:
         """A `loop` from the empty state. If all queries see all keys, all tokens are written at once instead."""
         at_once = x.mask is None or not self.capabilities.incremental
-        return self._in_segments(x) if at_once else self.loop(self._first(x), *x)[0]
+        if at_once:
+            return self._in_segments(x)
+        first = self.loop_state(x.q.shape[0], x.v.shape[3], x.k, x.key, x.mask)
+        return self.loop(self._first(x) if first is None else first, *x)[0]
 
     def _first(self, x: Inputs) -> State:
         """The empty state."""

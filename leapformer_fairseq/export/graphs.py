@@ -51,13 +51,10 @@ class Layers(nn.Module):
                     shared=count if side == CROSS else 1,
                     positions=positions.view(-1, 1),
                 )
-        x = x.flatten(0, 1).unsqueeze(0)
-        # The states already contain the source; in its place is a column of zeros, which `written=1` marks as written.
-        width = self.layers[0].encoder_attn.k_proj.in_features if self.blocks[CROSS] else None
-        nothing = None if width is None else x.new_zeros(1, x.shape[1], width)
+        x = x.flatten(0, 1)
         with decoder.context.own(PassOptions(execution="loop")):
             for layer in self.layers:
-                x, _, _ = layer(x, nothing, None, memories)
+                x, _, _ = layer(x, x, None, memories)  # in place of the source, which is in the states
         after = tensors_of(memories[block.attention.slot].state for block in self.blocks[SELF])
         x = x.view(sentences, count, -1)
         return x if decoder.layer_norm is None else decoder.layer_norm(x), after

@@ -64,6 +64,7 @@ from ..support.lines import write_lines
 from . import ctranslate2
 from .graphs import DecoderStep, Source
 from .language import Prompt
+from .layout import simplify
 from .plain import check_task, codes_of
 from .states import shapes_of, starts_of
 from .streaming import Listening, Writing
@@ -380,7 +381,9 @@ def write(
                 f"{path.name}: PyTorch cannot make a graph of this model ({reason}); try other mechanisms"
             ) from error
     assert program is not None
-    program.save(str(path), external_data=False)
+    model = program.model_proto
+    simplify(model)
+    path.write_bytes(model.SerializeToString())
 
 
 def vocabulary(dictionary: Any) -> Vocabulary:

@@ -93,7 +93,11 @@ class MechanismAttention(FairseqIncrementalState, AttentionBlock):
         Weights are computed on request, which is quadratic; in training only if `weights_in_training` is set. A pass
         with options computes them only if these ask for weights, and only in layers called with `need_head_weights`.
         `attn_mask` is ignored: `mask` applies, or the schedule in the options of the pass.
+
+        A query (B, C) is the next token of each batch entry in a graph, whose state is in `incremental_state`.
         """
+        if query.dim() == 2:
+            return self.rows_step(query, self.memory(incremental_state or {})), None
         if torch.is_grad_enabled():
             self._prepared = None  # weights are about to change (see `train`)
         wanted = (need_weights or need_head_weights) and self._composes(need_head_weights)

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ...support.errors import LeapformerError
 from ..masks import ChunkMask, Mask, with_state
-from ..mechanism import Inputs, Mechanism, State, shown
-from ..ops import dispatch, linear
+from ..mechanism import Inputs, Mechanism, State, folded, shown, unfolded
+from ..ops import dispatch, linear, recurrent
 from ..ops.precision import accumulated, in_float32, without_autocast
+from ..ops.recurrent import Written
 from ..ops.segments import Saved
 from ..options import Option
 from ..tokens import TokenInfo
@@ -107,6 +108,49 @@ class LinearState(State):
     kv: Tensor
 
 
+@dataclass
+class SeparateState(State):
+    """A `LinearState` as graphs hold it: K^T V (B, H, F, E) and the sums of the normalizer (B, H, F, 1).
+
+    Operators of graphs are fast for values whose width is a multiple of 32.
+    """
+
+    kv: Tensor
+    normalizer: Tensor
+
+    @classmethod
+    def of_joined(cls, state: State) -> SeparateState:
+        kv = _kv(state)
+        return cls(kv[..., :-1], kv[..., -1:])
+
+    def joined(self) -> LinearState:
+        return LinearState(torch.cat([self.kv, self.normalizer], -1))
+
+    def followed(
+        self, keys: Written, fq: Tensor, floor: float, norms: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, SeparateState]:
+        """The weighted means (B, H, T, E) that queries read while `keys` are written, and the state after the last.
+
+        Token by token, keys first. fq: features (B, H, T, F) of the queries. norms: other features of keys and queries
+        in the normalizer.
+        """
+        k, q = (keys.k, fq) if norms is None else norms
+        ones = keys._replace(k=k, v=keys.v.new_ones(*keys.v.shape[:3], 1))
+        kv, sums = recurrent.loop(self.kv, keys, fq)
+        normalizer, totals = recurrent.loop(self.normalizer, ones, q)
+        return sums / totals.clamp_min(floor), SeparateState(kv, normalizer)
+
+    def read(self, fq: Tensor, floor: float, norm: Tensor | None = None, shared: int = 1) -> Tensor:
+        """The weighted means (B * shared, H, T, E) that queries with these features read; see `Mechanism.read_shared`.
+
+        norm: other features in the normalizer.
+        """
+        if dispatch.is_one(shared):
+            return (fq @ self.kv) / ((fq if norm is None else norm) @ self.normalizer).clamp_min(floor)
+        means = self.read(folded(fq, shared), floor, None if norm is None else folded(norm, shared))
+        return unfolded(means, shared, fq.shape[2])
+
+
 class LinearMechanism(Mechanism):
     """Maps tokens to features, sums over the visible keys, and divides by the normalizer.
 
@@ -135,13 +179,28 @@ class LinearMechanism(Mechanism):
     ) -> LinearState:
         return LinearState(accumulated(like).new_zeros(batch, self.num_heads, self.features, value_dim + 1))
 
+    def loop_state(
+        self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
+    ) -> SeparateState:
+        return SeparateState.of_joined(self.init_state(batch, value_dim, like, key, mask))
+
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> LinearState:
         with without_autocast(k.device):
             return LinearState(_added(_kv(state), self._keys(k, key), v))
 
     @in_float32
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
+        if isinstance(state, SeparateState):
+            return self.read_shared(state, q, query, 1)
         return linear.normalize(_read(_kv(state), self._queries(q, query)), self.normalizer_floor)
+
+    def read_shared(self, state: State, q: Tensor, query: TokenInfo, shared: int) -> Tensor:
+        if not isinstance(state, SeparateState):
+            return super().read_shared(state, q, query, shared)
+        with without_autocast(q.device):
+            features = self._queries(q, query)
+            means = state.read(features.expanded(), self.normalizer_floor, features.norm, shared)
+        return means.to(q.dtype)
 
     def scan_(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
@@ -153,8 +212,19 @@ class LinearMechanism(Mechanism):
     def loop(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
     ) -> tuple[Tensor, State]:
-        # All pairs: in a graph this is faster than a loop over tokens.
-        return self._by_pairs(_kv(state), Inputs(q, k, v, query, key, with_state(mask)))
+        x, before = Inputs(q, k, v, query, key, with_state(mask)), state.of(SeparateState)
+        if not x.in_step:  # all pairs: in a graph this is faster than a loop over tokens
+            out, after = self._by_pairs(before.joined().kv, x)
+            return out, SeparateState.of_joined(after)
+        with without_autocast(q.device):
+            fq, fk = self._queries(q, query), self._keys(k, key)
+            norms = None if fq.norm is None or fk.norm is None else (fk.norm, fq.norm)
+            keys = Written(fk.expanded(), accumulated(v))
+            out, after = before.followed(keys, fq.expanded(), self.normalizer_floor, norms)
+        return out.to(v.dtype), after
+
+    def write_loop(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> SeparateState:
+        return SeparateState.of_joined(self.write(state.of(SeparateState).joined(), k, v, key))
 
     def _segment(self, state: State, x: Inputs, saved: Saved | None = None) -> tuple[Tensor | None, LinearState]:
         q, k, v, query, key, mask = x

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...support.errors import LeapformerError
 from ..kernels import LinearKernel
+from ..ops import dispatch
 from ..options import Option
 from ..registry import register
 from ..tokens import TokenInfo
@@ -76,6 +77,9 @@ def proportion_networks(
 def leap_features(x: Tensor, network: ProportionNetwork, chosen: SimpleNamespace) -> Features:
     """relu(x) of queries or keys x (B, H, T, D), reweighted by the proportions that `network` computes."""
     features = F.relu(x)
+    if dispatch.is_exported():
+        halves = network.halves(x if chosen.leap_input == "raw" else features)
+        return Features((features.unsqueeze(-2) * halves.unsqueeze(-1)).flatten(-2))
     return CosReweighted(features, proportion=network(x if chosen.leap_input == "raw" else features))
 
 

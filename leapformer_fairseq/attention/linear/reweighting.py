@@ -68,6 +68,27 @@ class ProportionNetwork(nn.Module):
                 columns = columns.relu_()
         return columns.sigmoid().view(*x.shape[:3], 1)
 
+    def halves(self, x: Tensor) -> Tensor:
+        """cos(pi/2 p) and sin(pi/2 p), (B, H, T, 2), for a graph: few operators on rows, one of them a cosine.
+
+        sin(pi/2 p) = cos(pi/2 (1 - p)), and 1 - sigmoid(z) = sigmoid(-z).
+        """
+        batch, heads, count, _ = x.shape
+        alone = dispatch.is_one(count)
+        # One product for all heads; between networks of heads are zeros.
+        rows = (x if self.shared or alone else x.transpose(1, 2)).reshape(-1, x.shape[3] * (1 if self.shared else heads))
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            last = i + 1 == len(self.weights)
+            if last:
+                weight, bias = torch.cat([weight, -weight], -1), torch.cat([bias, -bias], -1)
+            weight = weight if self.shared else torch.block_diag(*weight)
+            rows = torch.addmm(bias.reshape(1, -1), rows, weight)
+            rows = rows.sigmoid() if last else rows.relu()
+        rows = (rows * right_angle(x.dtype)).cos()
+        if self.shared or alone:
+            return rows.view(-1, heads, count, 2)
+        return rows.view(batch, count, heads, 2).transpose(1, 2)
+
 
 @dataclass(frozen=True)
 class CosReweighted(Features):

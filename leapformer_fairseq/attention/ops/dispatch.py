@@ -179,6 +179,16 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or is_transformed()
 
 
+def is_one(count: int) -> bool:
+    """Whether a size is 1, also in graphs, where all other sizes are symbols that must not be compared."""
+    return type(count) is int and count == 1
+
+
+def is_exported() -> bool:
+    """Whether operations are recorded for a graph that runs without PyTorch."""
+    return torch.compiler.is_exporting()
+
+
 def is_transformed() -> bool:
     """Whether torch.func or vmap is active; they do not support our custom backward passes."""
     return bool(torch._C._are_functorch_transforms_active())

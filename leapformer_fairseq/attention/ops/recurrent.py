@@ -95,8 +95,10 @@ def loop(
     """The state after all keys, and what queries (.., S, F) read, (.., S, X), token by token (see `loops`).
 
     A query reads after the key of its token was written or, with `reads_first`, before. Without queries the second
-    result is meaningless.
+    result is meaningless. State and results of an exported graph, (B, H, ..), are those of one operator.
     """
+    if dispatch.is_exported() and not reads_first:
+        return _one_operator(state, keys, keys.k if queries is None else queries)
     parts = {**keys._asdict(), "query": queries}
     named: dict[str, Tensor] = {name: part.movedim(-2, 0) for name, part in parts.items() if part is not None}
 
@@ -111,6 +113,35 @@ def loop(
 
     (after,), out = over_tokens(run, [state], list(named.values()))
     return after, out if queries is None else out.movedim(0, -2)
+
+
+def _one_operator(state: Tensor, keys: Written, queries: Tensor) -> tuple[Tensor, Tensor]:
+    """`loop` as an operator of onnxruntime (from 1.26), `LinearAttention`, whose tokens are (B, S, H F)."""
+
+    batch, heads, count, _ = queries.shape
+    alone = dispatch.is_one(count)
+
+    def packed(x: Tensor | None) -> Tensor | None:
+        if x is None:
+            return None
+        return x.reshape(-1, 1, heads * x.shape[3]) if alone else x.transpose(1, 2).flatten(2)
+
+    rule = {(False, False): "linear", (True, False): "gated", (False, True): "delta", (True, True): "gated_delta"}
+    after, out = torch.onnx.ops.symbolic_multi_out(
+        "com.microsoft::LinearAttention",
+        [*map(packed, (queries, keys.k, keys.v)), state, *map(packed, (keys.decay, keys.strength))],
+        {
+            "q_num_heads": heads,
+            "kv_num_heads": heads,
+            "scale": 1.0,
+            "update_rule": rule[keys.decay is not None, keys.strength is not None],
+        },
+        dtypes=(torch.float32, torch.float32),
+        shapes=((batch, count, heads * state.shape[-1]), state.shape),
+        version=1,
+    )[::-1]
+    out = out.reshape(-1, heads, 1, state.shape[-1]) if alone else out.unflatten(2, (heads, -1)).transpose(1, 2)
+    return after, out
 
 
 def sums(q: Tensor, keys: Written, first: Tensor, mask: Mask, block: int = 64) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...support.errors import LeapformerError
 from ..capabilities import ENCODER_SELF
-from ..linear.base import NORMALIZER_FLOOR, LinearState, check_count, check_shape
+from ..linear.base import NORMALIZER_FLOOR, LinearState, SeparateState, check_count, check_shape
 from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask, visible, with_state
 from ..mechanism import Inputs, Mechanism, State, shown
 from ..ops import dispatch, linear, recurrent
@@ -78,6 +78,12 @@ class RecurrentMechanism(Mechanism):
         shape = (batch, self.num_heads, self.features, value_dim + self.averages)
         return LinearState(accumulated(like).new_zeros(shape))
 
+    def loop_state(
+        self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
+    ) -> State:
+        state = self.init_state(batch, value_dim, like, key, mask)
+        return SeparateState.of_joined(state) if self.averages else state
+
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> LinearState:
         with without_autocast(k.device):
             kv, keys = state.of(LinearState).kv, self._writing(k, v, key)
@@ -87,8 +93,16 @@ class RecurrentMechanism(Mechanism):
 
     @in_float32
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
+        if isinstance(state, SeparateState):
+            return self.read_shared(state, q, query, 1)
         sums = linear.read_state(self._queries(q, query), state.of(LinearState).kv)
         return self.gated(self._normalized(sums), q, query)
+
+    def read_shared(self, state: State, q: Tensor, query: TokenInfo, shared: int) -> Tensor:
+        if not isinstance(state, SeparateState):
+            return super().read_shared(state, q, query, shared)
+        with without_autocast(q.device):
+            return state.read(self._queries(q, query), self.normalizer_floor, shared=shared).to(q.dtype)
 
     def scan_(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
@@ -99,9 +113,26 @@ class RecurrentMechanism(Mechanism):
         out, after = self._segment(state, x)
         return self._output(out, x), _contiguous(after.kv)
 
-    def write_loop(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> LinearState:
+    def loop(
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
+    ) -> tuple[Tensor, State]:
+        x = shown(q, k, v, query, key, mask)
+        if not x.in_step:
+            return super().loop(state, *x)
+        with without_autocast(q.device):
+            queries, keys = self._queries(q, query), self._writing(x.k, x.v, x.key, alone=True)
+            if isinstance(state, SeparateState):
+                out, after = state.followed(keys, queries, self.normalizer_floor)
+                return out.to(v.dtype), after
+            kv, sums = recurrent.loop(state.of(LinearState).kv, keys, queries)
+        return self._output_of_sums(sums, x), LinearState(kv)
+
+    def write_loop(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> State:
         with without_autocast(k.device):
-            return LinearState(recurrent.loop(state.of(LinearState).kv, self._writing(k, v, key))[0])
+            if not isinstance(state, SeparateState):
+                return LinearState(recurrent.loop(state.of(LinearState).kv, self._writing(k, v, key))[0])
+            keys = self._writing(k, v, key, alone=True)
+            return state.followed(keys, keys.k, self.normalizer_floor)[1]
 
     # ------------------------------------------------------------------------------------------------ whole sequences
     def _segment(self, state: State, x: Inputs, saved: Saved | None = None) -> tuple[Tensor, LinearState]:
@@ -239,8 +270,11 @@ class RecurrentMechanism(Mechanism):
         check_count("queries", features.shape[-1], self.features)
         return features
 
-    def _writing(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
-        """What keys write, in the precision of states; padding writes nothing and causes no decay."""
+    def _writing(self, k: Tensor, v: Tensor, tokens: TokenInfo, alone: bool = False) -> Written:
+        """What keys write, in the precision of states; padding writes nothing and causes no decay.
+
+        `alone`: without the column of ones of the normalizer.
+        """
         keys = self.written(accumulated(k), accumulated(v), tokens)
         if not isinstance(keys, Written):
             raise LeapformerError(f"written returned a {type(keys).__name__}; return Written(k, v, decay, strength)")
@@ -257,7 +291,7 @@ class RecurrentMechanism(Mechanism):
                 f"written gives {given} strength, but replaces is {self.replaces}; {other}, or set replaces = "
                 f"{not self.replaces} in the class"
             )
-        if self.averages:
+        if self.averages and not alone:
             keys = keys._replace(v=linear.append_ones(keys.v))
         return keys if tokens.keep is None else keys.kept(tokens.keep[:, None, :, None])
 

@@ -172,10 +172,13 @@ class ConvolvedMechanism(NormedMechanism):
     def loop(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
     ) -> tuple[Tensor, State]:
-        if self.convolution is None or with_state(mask) == CAUSAL:
+        if self.convolution is None:
             return super().loop(state, q, k, v, query, key, mask)
-        x, tail = self._convolved(Inputs(q, k, v, query, key, mask), state.of(ConvolvedState).tail)
-        out, after = self._visit(super().write_loop, super().read, state, x)
+        x, tail = self._convolved(shown(q, k, v, query, key, mask), state.of(ConvolvedState).tail)
+        if x.in_step:
+            out, after = super().loop(state, *x)
+        else:
+            out, after = self._visit(super().write_loop, super().read, state, x)
         return out.to(v.dtype), ConvolvedState(after.of(LinearState).kv, tail)
 
     def kernel(self) -> RecurrentKernel | None:
