@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..support.errors import LeapformerError
 from .decoding import step_of
+from .decoding.rows import RowsStep
 from .decoding.step import Step
 from .kernels import Projections
 from .layers import is_hooked, is_plain
@@ -40,6 +41,7 @@ class Memory:
     written:   number of source columns written to `state` (cross-attention; the same for all sentences).
     shared:    number of neighbouring batch entries that share one state (in cross-attention, a sentence's hypotheses).
     positions: (B, T) or (1, T), positions of the next queries if the caller sets them; None: they are counted.
+    rows:      what computes a graph's step instead of the mechanism, if there is such.
     """
 
     step: Step | None
@@ -51,6 +53,7 @@ class Memory:
     written: int = 0
     shared: int = 1
     positions: Tensor | None = None
+    rows: RowsStep | None = None
 
     def fused(self, device: torch.device) -> Step | None:
         """The fused step; None with gradients or autocast, since it works in place."""
@@ -260,6 +263,10 @@ class AttentionBlock(nn.Module):
 
         In self-attention they are written to the memory's state, in cross-attention they read it.
         """
+        if memory.rows is not None:
+            assert memory.state is not None
+            out, memory.state = memory.rows(x, memory.state)
+            return self.out_proj(out.flatten(1))
         needs, tokens = self.mechanism.capabilities, memory.tokens(1, None, x.device)
         if needs.needs_inputs or needs.needs_query_inputs:
             tokens = replace(tokens, inputs=x.unsqueeze(1))
@@ -373,6 +380,10 @@ class AttentionBlock(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # The prepared step holds functions, which cannot be pickled; it can be prepared again.
         return {**self.__dict__, "_prepared": None}
+
+    def graph_step(self) -> RowsStep | None:
+        """What computes a graph's step instead of the mechanism, if there is such."""
+        return None if self.crosses else RowsStep.of(self.mechanism, self._projections())
 
     # ----------------------------------------------------------------------------------------------------- projections
     def project_queries(self, x: Tensor, tokens: TokenInfo) -> Tensor:

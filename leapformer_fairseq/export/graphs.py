@@ -30,6 +30,7 @@ class Layers(nn.Module):
         super().__init__()
         self.decoder, self.layers = decoder, layers
         self.blocks = {side: held(decoder, side) for side in (SELF, CROSS)}
+        self.steps = {block.attention.slot: block.attention.graph_step() for block in self.blocks[SELF]}
         self.shapes = {SELF: shapes_of(self.blocks[SELF]), CROSS: source_shapes(decoder)}
 
     def forward(
@@ -50,6 +51,7 @@ class Layers(nn.Module):
                     written=int(side == CROSS),
                     shared=count if side == CROSS else 1,
                     positions=positions.view(-1, 1),
+                    rows=self.steps.get(block.attention.slot),
                 )
         x = x.flatten(0, 1)
         with decoder.context.own(PassOptions(execution="loop")):

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 # Functions of single numbers, given constants for their other inputs: they can as well come before a change of layout.
 ELEMENTWISE = {"Add", "Clip", "Cos", "Div", "Erf", "Exp", "Mul", "Neg", "Relu", "Sigmoid", "Softplus", "Sub", "Tanh"}
+FEW = 16  # numbers in a constant that rules look at
 
 
 def simplify(model: Any) -> None:
     """Rewrite the main graph of an ONNX model in place, with the same results.
 
-    Functions of single numbers move before changes of layout, where onnxruntime fuses them with products, and of
-    several changes of shape in a row only the last is left.
+    Functions of single numbers move before changes of layout, where onnxruntime fuses them with products. Of several
+    changes of shape in a row only the last is left, and none that changes nothing.
     """
-    while _simpler(model.graph):
+    while _moved(model.graph):
         pass
+    _skip_unchanged(model.graph)
     _drop_unused(model.graph)
 
 
-def _simpler(graph: Any) -> bool:
-    """Apply the rules wherever they fit, once. Whether something has changed."""
-    from onnx import helper, numpy_helper
+def _constants(graph: Any) -> dict[str, np.ndarray]:
+    from onnx import numpy_helper
 
-    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    small = (tensor for tensor in graph.initializer if np.prod(tensor.dims) <= FEW)
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in small}
+
+
+def _moved(graph: Any) -> bool:
+    """Move functions of single numbers and merge changes of shape, once. Whether anything has changed."""
+    constants, changed = _constants(graph), False
     makers = {name: node for node in graph.node for name in node.output}
     uses = Counter(name for node in graph.node for name in node.input)
     uses.update(value.name for value in graph.output)
-    changed = False
     for node in graph.node:
         before = makers.get(node.input[0]) if node.input else None
         if before is None or before.op_type not in ("Reshape", "Transpose"):
@@ -40,22 +47,8 @@ def _simpler(graph: Any) -> bool:
             if all(other is not None and other.size == 1 and other.ndim < 2 for other in others):
                 _exchange(before, node)
                 changed = True
-        elif before.op_type == "Reshape" and node.op_type in ("Reshape", "Unsqueeze"):
-            sizes, by = (constants.get(one.input[1]) for one in (before, node))
-            if node.op_type == "Unsqueeze":
-                if by is None or sizes is None or not sizes.all():  # a size of 0 is that of the input
-                    continue
-                shape = list(map(int, sizes))
-                for axis in sorted(int(axis) % (len(sizes) + len(by)) for axis in by):
-                    shape.insert(axis, 1)
-                name = f"{node.output[0]}.shape"
-                graph.initializer.append(numpy_helper.from_array(np.array(shape, np.int64), name))
-                node.CopyFrom(helper.make_node("Reshape", [before.input[0], name], [*node.output]))
-            elif by is None or by.all():
-                node.input[0] = before.input[0]
-            else:
-                continue
-            changed = True
+        elif before.op_type == "Reshape" and node.op_type in ("Reshape", "Squeeze", "Unsqueeze"):
+            changed |= _merged(before, node, constants, graph)
     return changed
 
 
@@ -68,18 +61,60 @@ def _exchange(before: Any, after: Any) -> None:
     before.CopyFrom(first), after.CopyFrom(second)
 
 
+def _merged(before: Any, node: Any, constants: Mapping[str, np.ndarray], graph: Any) -> bool:
+    """Make a change of shape after a Reshape a single Reshape, if it can be. A size of 0 is that of the input."""
+    from onnx import helper, numpy_helper
+
+    by = constants.get(node.input[1]) if len(node.input) > 1 else None
+    if node.op_type == "Reshape":
+        if by is not None and not by.all():
+            return False
+        node.input[0] = before.input[0]
+        return True
+    shape = constants.get(before.input[1])
+    if by is None or shape is None or not shape.all():
+        return False
+    sizes = shape.tolist()
+    if node.op_type == "Squeeze":
+        axes = {axis % len(sizes) for axis in by.tolist()}
+        sizes = [size for axis, size in enumerate(sizes) if axis not in axes]
+    else:
+        for axis in sorted(axis % (len(sizes) + len(by)) for axis in by.tolist()):
+            sizes.insert(axis, 1)
+    name = f"{node.output[0]}.shape"
+    graph.initializer.append(numpy_helper.from_array(np.array(sizes, np.int64), name))
+    node.CopyFrom(helper.make_node("Reshape", [before.input[0], name], [*node.output]))
+    return True
+
+
+def _skip_unchanged(graph: Any) -> None:
+    """Skip every Reshape to the shape that its input has."""
+    constants, shapes, same = _constants(graph), dict[str, list[int]](), dict[str, str]()
+    outputs = {value.name for value in graph.output}
+    for node in graph.node:
+        node.input[:] = [same.get(name, name) for name in node.input]
+        known = shapes.get(node.input[0]) if node.input else None
+        axis = next((one.i for one in node.attribute if one.name == "axis"), 0)
+        if node.op_type == "Reshape" and (sizes := constants.get(node.input[1])) is not None and sizes.all():
+            shapes[node.output[0]] = sizes.tolist()
+            if known == sizes.tolist() and node.output[0] not in outputs:
+                same[node.output[0]] = node.input[0]
+        elif node.op_type == "Split" and known is not None and len(node.input) == 1 and known[axis] > 0:
+            for name in node.output:
+                shapes[name] = [*known]
+                shapes[name][axis] //= len(node.output)
+
+
 def _drop_unused(graph: Any) -> None:
     """Drop operators and constants whose results nothing needs."""
-    needed = {value.name for value in graph.output}
-    kept = []
+    needed, kept = {value.name for value in graph.output}, []
     for node in reversed(graph.node):
         if needed.intersection(node.output):
             kept.append(node)
             needed.update(node.input)
             loops = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
             needed.update(name for loop in loops for inner in loop.node for name in inner.input)
-    del graph.node[:]
-    graph.node.extend(reversed(kept))
     constants = [tensor for tensor in graph.initializer if tensor.name in needed]
-    del graph.initializer[:]
+    del graph.node[:], graph.initializer[:]
+    graph.node.extend(reversed(kept))
     graph.initializer.extend(constants)

@@ -19,7 +19,7 @@ import torch
 from fairseq.data import LanguagePairDataset
 
 from leapformer_fairseq.attention import MECHANISMS, State, TokenInfo
-from leapformer_fairseq.attention.linear.base import LinearMechanism
+from leapformer_fairseq.attention.linear.base import LinearMechanism, SeparateState
 from leapformer_fairseq.attention.recurrent.base import RecurrentMechanism
 from leapformer_fairseq.attention.softmax import GraphCache, KVCache
 from leapformer_fairseq.cli.main import main as leapformer
@@ -28,7 +28,7 @@ from leapformer_fairseq.export.check import compared
 from leapformer_fairseq.export.graphs import DecoderStep, Source
 from leapformer_fairseq.export.language import Prompt
 from leapformer_fairseq.export.plain import check_task
-from leapformer_fairseq.export.states import held, tensors_of
+from leapformer_fairseq.export.states import Held, held, tensors_of
 from leapformer_fairseq.export.streaming import Writing
 from leapformer_fairseq.export.write import export_language_model, export_translation
 from leapformer_fairseq.models.loading import load_model
@@ -64,8 +64,10 @@ def serves(name: str) -> bool:
 RATIO = {"length_predictor": "ratio", "length_ratio": 1.3, "cosformer_length": 0}
 
 
-def in_graph(state: State) -> State:
+def in_graph(block: Held, state: State) -> State:
     """The state of a source as a graph holds it."""
+    if block.kind is SeparateState:
+        return SeparateState.of_joined(state)
     if not isinstance(state, KVCache):
         return state
     k, v, keep = state.columns()
@@ -90,8 +92,8 @@ def test_steps_with_explicit_states_equal_the_decoder(plan):
             logits, _ = decoder(tokens[:, : t + 1], encoded, incremental_state=memory)
         if own is None:
             own = tensors_of(one.empty(4) for one in step.layers.blocks[SELF])
-            states = (memory[one.attention.slot].state for one in step.layers.blocks[CROSS])
-            read = tensors_of(in_graph(state.reorder(torch.tensor([0, 2]))) for state in states)
+            states = ((one, memory[one.attention.slot].state) for one in step.layers.blocks[CROSS])
+            read = tensors_of(in_graph(one, state.reorder(torch.tensor([0, 2]))) for one, state in states)
             read += [lengths[[0, 2]] for lengths in encoded.get("target_length", [])]
         rows = (tokens[:, t], torch.full((4,), t + 1), order)
         with torch.enable_grad():  # as in the graph
@@ -125,10 +127,10 @@ def test_encoders_with_decay_or_delta_rule_go_from_row_to_row(encoder):
         found = source(tokens)
     rows, keep = encoded["encoder_out"][0], tokens.ne(1)
     info = TokenInfo(keep.long().cumsum(1), keep=keep, inputs=rows.transpose(0, 1)).cleared()
-    for block, states in zip(source.blocks, found, strict=True):
-        first = block.empty(2)
+    for block, kv, normalizer in zip(source.blocks, found[::2], found[1::2], strict=True):
+        first = block.empty(2).joined()
         expected = block.attention.mechanism.write(first, *block.attention.project_keys(rows, info), info)
-        assert float((states - expected.kv).abs().max()) < 1e-10
+        assert float((torch.cat([kv, normalizer], -1) - expected.kv).abs().max()) < 1e-10
     with torch.no_grad():
         assert torch.equal(model.encoder(tokens, keep.sum(1))["encoder_out"][0], rows)
     assert all("_in_segments" not in vars(layer.self_attn.mechanism) for layer in model.encoder.layers)
