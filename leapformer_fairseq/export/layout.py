@@ -23,6 +23,7 @@ def simplify(model: Any) -> None:
         pass
     _skip_unchanged(model.graph)
     _drop_unused(model.graph)
+    model.graph.ClearField("value_info")  # shapes of results, some of which have changed
 
 
 def _constants(graph: Any) -> dict[str, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import sys
 import warnings
@@ -87,6 +88,7 @@ class Subwords(NamedTuple):
 
 PLAIN = Subwords()
 SENTENCES, HYPOTHESES, LONGEST = 2, 3, 7  # sizes of the examples that are traced
+LEAST = 16_384  # numbers in a weight that is rounded to 8 bits: rounding the input of a smaller one costs more
 ANY = torch.export.Dim.DYNAMIC  # a size that must stay variable; export fails if the graph would fix it
 
 
@@ -256,6 +258,7 @@ def quantize(folder: Folder) -> Folder:
 
 def quantize_graph(path: Path) -> None:
     """Round the weights and embeddings of one graph to 8 bits (see `quantize`)."""
+    import onnx
     import onnxruntime
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -264,10 +267,24 @@ def quantize_graph(path: Path) -> None:
     with replacing(path) as partial, _quiet():
         # This stores weights transposed that the graph transposes; otherwise they would not be quantized.
         quant_pre_process(path, partial, skip_onnx_shape=True, skip_symbolic_shape=True)
-        # Weights are unsigned, as are the inputs. With signed weights, processors without the instructions for mixed
-        # signs (those with AVX2 only) add pairs of products in 16 bits, which can overflow.
-        kinds = ["MatMul", "Gemm", "Gather"]
-        quantize_dynamic(partial, partial, kinds, per_channel=True, weight_type=QuantType.QUInt8)
+        # Signed weights, for processors that multiply them with unsigned inputs at once. Others add pairs of products
+        # in 16 bits, which can overflow, so there the runtime makes them unsigned (`runtime.engine.open_graph`).
+        model, kinds = onnx.load(partial), ["MatMul", "Gemm", "Gather"]
+        sizes = {tensor.name: math.prod(tensor.dims) for tensor in model.graph.initializer}
+        for number, node in enumerate(model.graph.node):
+            node.name = f"node{number}"
+        small = [node for node in model.graph.node if sizes.get([*node.input, "", ""][1], LEAST) < LEAST]
+        left = [name for node in small for name in (node.name, f"{node.name}_MatMul")]  # as which a Gemm is rewritten
+        onnx.save(model, partial)
+        quantize_dynamic(
+            partial,
+            partial,
+            kinds,
+            nodes_to_exclude=left,
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+            extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},  # of the results of onnxruntime's own operators
+        )
 
 
 def _complete(folder: Folder, model: Any, subwords: Subwords = PLAIN) -> Folder:

@@ -45,6 +45,8 @@ def open_graph(graph: Path | bytes, threads: int = 1) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
+    # Signed weights of 8 bits become unsigned where sums of their products could overflow (x86 before VNNI).
+    options.add_session_config_entry("session.x64quantprecision", "1")
     source = graph if isinstance(graph, bytes) else str(graph)
     return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 
