@@ -14,6 +14,7 @@ from torch import Tensor
 from .capabilities import Capabilities
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
 from .mechanism import Inputs, Mechanism, State
+from .ops import dispatch
 from .ops.precision import accumulated, without_autocast
 from .registry import register
 from .tokens import TokenInfo
@@ -263,6 +264,15 @@ def _reordered(x: Tensor, order: Tensor, used: int) -> Tensor:
 class Softmax(CachedMechanism):
     """Scaled dot-product attention, softmax(q . k / sqrt(D)) v (Vaswani et al., 2017, arXiv:1706.03762, eq. 1)."""
 
+    def loop(
+        self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
+    ) -> tuple[Tensor, State]:
+        x, cache = Inputs(q, k, v, query, key, mask), state.of(Cache)
+        if not dispatch.is_exported() or not x.in_step or not isinstance(cache, GraphCache) or cache.real is not None:
+            return super().loop(state, *x)
+        out, k, v = _one_operator(q, (_packed(k), _packed(v)), (cache.k, cache.v))
+        return out, GraphCache(k, v)
+
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout: float) -> Tensor:
         return _sdpa(q, k, v, attn_mask=_never_empty(visible), dropout_p=dropout)
 
@@ -274,9 +284,52 @@ class Softmax(CachedMechanism):
         return F.dropout(scores.softmax(-1), dropout)
 
     def _in_segments(self, x: Inputs) -> Tensor:
+        if dispatch.is_exported() and x.mask is None:
+            return _one_operator(x.q, (x.k, x.v), keep=x.key.keep)[0]
         if x.key.keep is None and x.mask == CAUSAL and x.q.shape[2] == x.k.shape[2]:  # PyTorch has a kernel for this
             return _sdpa(x.q, x.k, x.v, dropout_p=self.dropping(), is_causal=True)
         return super()._in_segments(x)
+
+    def _attend_cache(self, cache: Cache, q: Tensor, mask: PrefixMask | None = None) -> Tensor:
+        if dispatch.is_exported() and mask is None:
+            k, v, keep = cache.columns()
+            return _one_operator(q, (k, v), keep=keep)[0]
+        return super()._attend_cache(cache, q, mask)
+
+
+def _one_operator(
+    q: Tensor, keys: tuple[Tensor, Tensor], past: tuple[Tensor, Tensor] | None = None, keep: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention of queries (B, H, T, D) as an operator of onnxruntime, `MultiHeadAttention`.
+
+    Every query sees all keys and values (B, H, S, D) where `keep` (B, S) is True, or, with `past`, those of the past
+    and of the tokens up to its own; keys and values of these tokens are then (B, T, H D), and the second and third
+    result are keys and values of past and tokens.
+    """
+    batch, heads, count, dim = q.shape
+    known = past is not None
+    size = keys[0].shape[2] if past is None else past[0].shape[2] + count
+    after = (batch, heads, size, dim), (batch, heads, size, keys[1].shape[-1] // (heads if known else 1))
+    shapes = [(batch, count, heads * after[1][3]), *(after if known else ())]
+    mask = None if keep is None else keep.to(torch.int32)
+    given = [_packed(q), *keys, None, mask, None, *(past if known else ())]
+    out, *both = torch.onnx.ops.symbolic_multi_out(
+        "com.microsoft::MultiHeadAttention",
+        given,
+        {"num_heads": heads, "unidirectional": int(known)},
+        dtypes=[torch.float32] * len(shapes),
+        shapes=shapes,
+        version=1,
+    )
+    out = out.view(-1, heads, 1, after[1][3]) if dispatch.is_one(count) else out.unflatten(2, (heads, -1)).transpose(1, 2)
+    return out, *(both or keys)
+
+
+def _packed(x: Tensor) -> Tensor:
+    """Tokens (B, H, T, D) as (B, T, H D)."""
+    if dispatch.is_one(x.shape[2]):
+        return x.reshape(-1, 1, x.shape[1] * x.shape[3])
+    return x.transpose(1, 2).flatten(2)
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:

@@ -48,6 +48,8 @@ def _moved(graph: Any) -> bool:
             if all(other is not None and other.size == 1 and other.ndim < 2 for other in others):
                 _exchange(before, node)
                 changed = True
+        elif before.op_type == node.op_type == "Transpose":
+            changed |= _joined(before, node)
         elif before.op_type == "Reshape" and node.op_type in ("Reshape", "Squeeze", "Unsqueeze"):
             changed |= _merged(before, node, constants, graph)
     return changed
@@ -60,6 +62,16 @@ def _exchange(before: Any, after: Any) -> None:
     first.input[0], first.output[0] = before.input[0], before.output[0]
     second.input[0], second.output[0] = before.output[0], after.output[0]
     before.CopyFrom(first), after.CopyFrom(second)
+
+
+def _joined(before: Any, node: Any) -> bool:
+    """Make two transpositions one."""
+    first, then = (list(one.attribute[0].ints) if one.attribute else None for one in (before, node))
+    if first is None or then is None:
+        return False
+    node.input[0] = before.input[0]
+    node.attribute[0].ints[:] = [first[axis] for axis in then]
+    return True
 
 
 def _merged(before: Any, node: Any, constants: Mapping[str, np.ndarray], graph: Any) -> bool:
@@ -96,7 +108,11 @@ def _skip_unchanged(graph: Any) -> None:
         node.input[:] = [same.get(name, name) for name in node.input]
         known = shapes.get(node.input[0]) if node.input else None
         axis = next((one.i for one in node.attribute if one.name == "axis"), 0)
-        if node.op_type == "Reshape" and (sizes := constants.get(node.input[1])) is not None and sizes.all():
+        if node.op_type == "Transpose" and node.attribute and node.output[0] not in outputs:
+            order = list(node.attribute[0].ints)
+            if order == sorted(order):
+                same[node.output[0]] = node.input[0]
+        elif node.op_type == "Reshape" and (sizes := constants.get(node.input[1])) is not None and sizes.all():
             shapes[node.output[0]] = sizes.tolist()
             if known == sizes.tolist() and node.output[0] not in outputs:
                 same[node.output[0]] = node.input[0]
