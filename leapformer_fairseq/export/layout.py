@@ -50,7 +50,7 @@ def _moved(graph: Any) -> bool:
                 changed = True
         elif before.op_type == node.op_type == "Transpose":
             changed |= _joined(before, node)
-        elif before.op_type == "Reshape" and node.op_type in ("Reshape", "Squeeze", "Unsqueeze"):
+        elif before.op_type == "Reshape" and node.op_type in ("Reshape", "Squeeze", "Transpose", "Unsqueeze"):
             changed |= _merged(before, node, constants, graph)
     return changed
 
@@ -79,6 +79,8 @@ def _merged(before: Any, node: Any, constants: Mapping[str, np.ndarray], graph: 
     from onnx import helper, numpy_helper
 
     by = constants.get(node.input[1]) if len(node.input) > 1 else None
+    if node.op_type == "Transpose":
+        by = np.array(node.attribute[0].ints) if node.attribute else None
     if node.op_type == "Reshape":
         if by is not None and not by.all():
             return False
@@ -88,7 +90,12 @@ def _merged(before: Any, node: Any, constants: Mapping[str, np.ndarray], graph: 
     if by is None or shape is None or not shape.all():
         return False
     sizes = shape.tolist()
-    if node.op_type == "Squeeze":
+    if node.op_type == "Transpose":
+        longer = [axis for axis in by.tolist() if sizes[axis] != 1]
+        if longer != sorted(longer):
+            return False
+        sizes = [sizes[axis] for axis in by.tolist()]
+    elif node.op_type == "Squeeze":
         axes = {axis % len(sizes) for axis in by.tolist()}
         sizes = [size for axis, size in enumerate(sizes) if axis not in axes]
     else:

@@ -7,12 +7,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import dispatch
 from .precision import without_autocast
 
 
 def unit(x: Tensor, share: float, least: float) -> Tensor:
     """x / sqrt(share |x|^2 + least) for vectors (.., D): share = 1 gives length one, share = 1 / D unit RMS."""
+    if dispatch.is_exported():
+        return _one_operator(x, share * x.shape[-1], least)
     return _Unit.apply(x, share, least)
+
+
+def _one_operator(x: Tensor, share: float, least: float) -> Tensor:
+    """x / sqrt(share mean(x^2) + least) as an operator of onnxruntime, RMS normalisation."""
+    return torch.onnx.ops.symbolic(
+        "::SimplifiedLayerNormalization",
+        [x, x.new_full((x.shape[-1],), share**-0.5)],
+        {"axis": -1, "epsilon": least / share},
+        dtype=x.dtype,
+        shape=x.shape,
+        version=1,
+    )
 
 
 def _factor(x: Tensor, share: float, least: float) -> Tensor:
