@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fairseq.data.encoders import build_bpe, build_tokenizer
@@ -98,6 +99,50 @@ def test_prefixes_are_those_of_fairseq(translator, lines):
         assert [one.text for one in ours] == [words.string(each["tokens"]) for each in theirs]
         assert all(abs(one.score - float(each["score"])) < 1e-4 for one, each in zip(ours, theirs, strict=True))
         assert all(one.text.startswith(prefix) for one in ours[:1])
+
+
+OPTIONS: dict[str, dict[str, Any]] = {  # ours and fairseq's
+    "unk_penalty": {"unk_penalty": -4.0},
+    "temperature": {"temperature": 0.4},
+    "min_len": {"min_len": 6},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "no word twice": {"no_repeat_ngram_size": 1},
+    "len_penalty": {"len_penalty": 0.3},
+    "all of them": {"temperature": 1.7, "min_len": 4, "no_repeat_ngram_size": 3, "unk_penalty": -2.0, "len_penalty": 2},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_of_the_search_are_those_of_fairseq(translator, lines, name):
+    text = translation()
+    model, task = load_model(str(text.checkpoint), ("leapformer_nmt",), "a test", {"data": str(text.data)})
+    options, words, sources = OPTIONS[name], task.target_dictionary, [line for line in lines if line][:8]
+    ours = {"penalty" if option == "len_penalty" else option: value for option, value in options.items()}
+    found = list(translator.translate(sources, nbest=4, search=replace(SEARCH, **ours)))
+    generator = SequenceGenerator([model], words, 4, 1.0, 6, model.max_decoder_positions(), **options)
+    for source, one in zip(sources, found, strict=True):
+        tokens = task.source_dictionary.encode_line(source, add_if_not_exist=False).long()[None]
+        sample = {"net_input": {"src_tokens": tokens, "src_lengths": torch.tensor([tokens.shape[1]])}}
+        (theirs,) = generator.generate([model], sample)
+        assert [each.text for each in one] == [words.string(each["tokens"]) for each in theirs]
+        assert all(abs(each.score - float(other["score"])) < 1e-4 for each, other in zip(one, theirs, strict=True))
+    plain = translator.translate(sources, nbest=4, search=SEARCH)
+    assert [[each.score for each in one] for one in found] != [[each.score for each in one] for one in plain]
+
+
+def test_samples_depend_on_the_seed_and_not_on_batches(translator, lines):
+    search = replace(SEARCH, sampling=True, temperature=2.0)
+
+    def texts(seed: int, **options: int) -> list[list[str]]:
+        found = translator.translate(lines, nbest=4, search=search, seed=seed, **options)
+        return [[one.text for one in some] for some in found]
+
+    assert texts(7, batch_tokens=30, ahead=9) == texts(7) != texts(8)
+    chances = np.random.default_rng(7)
+    alone = [next(translator.translate([line], nbest=4, search=search, seed=chances)) for line in lines]
+    assert [[one.text for one in some] for some in alone] == texts(7)
+    one, other = translator.translate([lines[0]] * 2, nbest=4, search=search)
+    assert len({each.text for each in one}) > 1 and [each.text for each in one] != [each.text for each in other]
 
 
 @pytest.mark.full  # its graphs are made for the full tier alone
