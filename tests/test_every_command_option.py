@@ -407,6 +407,7 @@ EXPORT: dict[str, tuple[list[str], set[str], set[str]]] = {
     "--pre-decision-ratio": (["--pre-decision-ratio", "7"], {"loaded"}, {"speech"}),
     "--sentencepiece-model": (["--sentencepiece-model", "lines"], {"subwords"}, {"text"}),
     "--bpe-codes": (["--bpe-codes", "lines"], {"subwords"}, {"text"}),
+    "--gpt2-bpe": (["--gpt2-bpe", "lines", "more"], {"subwords"}, {"text"}),
     "--moses": (["--moses", "en-de"], {"subwords"}, {"text"}),
     "--engine": (["--engine", "ctranslate2"], {"engine"}, {"text"}),
     "--quantize": (["--quantize"], {"quantized"}, {*KINDS}),
@@ -445,7 +446,7 @@ def test_every_option_of_export_changes_what_is_exported_or_is_refused(
         return SimpleNamespace(encoder=None), None
 
     monkeypatch.chdir(folder)
-    texts(folder, lines="w1")
+    texts(folder, lines="w1", more="w2")
     state = {"cfg": {"model": argparse.Namespace(arch=f"{KINDS[kind]}_tiny")}}
     monkeypatch.setattr("leapformer_fairseq.models.averaging.load_checkpoint", lambda path: state)
     monkeypatch.setattr("leapformer_fairseq.models.averaging.describe_checkpoint", lambda path: {})

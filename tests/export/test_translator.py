@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import random
 import re
@@ -21,22 +22,25 @@ import pytest
 import torch
 from fairseq.data.encoders import build_bpe, build_tokenizer
 from fairseq.sequence_generator import SequenceGenerator
+from sentencepiece import SentencePieceProcessor
 
-from leapformer_fairseq.export.plain import codes_of
-from leapformer_fairseq.export.write import Subwords, _with_subwords, export_to_ctranslate2
+from leapformer_fairseq.export.subwords import Subwords, check_subwords, codes_of
+from leapformer_fairseq.export.write import _with_subwords, export_to_ctranslate2
 from leapformer_fairseq.models.loading import load_model
 from leapformer_fairseq.runtime.__main__ import main
 from leapformer_fairseq.runtime.beam import Search
 from leapformer_fairseq.runtime.engine import Graphs
 from leapformer_fairseq.runtime.folder import CODES as CODES_FILE
-from leapformer_fairseq.runtime.folder import Folder
-from leapformer_fairseq.runtime.text import subwords_of
+from leapformer_fairseq.runtime.folder import GPT2, Folder
+from leapformer_fairseq.runtime.gpt2 import LETTERS
+from leapformer_fairseq.runtime.text import Cut, Joined, subwords_of
 from leapformer_fairseq.runtime.translator import Translator
 from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.lines import waiting
 
 from ..exported import language_model, translation
 from ..models.tiny import dictionary, make_model
+from ..simul.conftest import subwords
 
 WORDS = dictionary()
 TASK = SimpleNamespace(source_dictionary=WORDS, target_dictionary=WORDS)
@@ -279,17 +283,30 @@ CODES = ["t h", "th e</w>", "r e", "re d</w>", "h o", "ho u", "l o", "lo w"]
 LINES = ["the red house", "It's a low-cost house, isn't it?", 'a  &  b <c> "quoted"', "Größe: 3,5 %"]
 
 
+def functions_with(out: Path, given: Subwords, *names: str) -> tuple[Cut, Joined]:
+    """Those of a folder with such subwords, in files of these names."""
+    out.mkdir()
+    about = replace(Folder.read(translation().exported), path=out, files={})
+    folder = replace(_with_subwords(about, given), files=dict.fromkeys(names))
+    object.__setattr__(folder, "file", lambda name: out / name)
+    return subwords_of(folder)
+
+
+def gpt2_files(folder: Path) -> tuple[Path, Path]:
+    merges = ["h e", "\u0120 t", "\u0120t he", "r e", "re d"]  # \u0120 is a space
+    symbols = [*LETTERS, *(merge.replace(" ", "") for merge in merges)]
+    (folder / "encoder.json").write_text(json.dumps({symbol: number for number, symbol in enumerate(symbols, 7)}))
+    (folder / "vocab.bpe").write_text("\n".join(["#version: 0.2", *merges]) + "\n", encoding="utf-8")
+    return folder / "encoder.json", folder / "vocab.bpe"
+
+
 @pytest.mark.parametrize("counted", [False, True], ids=["subword-nmt", "fastBPE"])
 @pytest.mark.parametrize("moses", [None, ("en", "de")], ids=["words", "moses"])
 def test_plain_text_is_split_and_joined_as_in_fairseq(tmp_path, counted, moses):
-    codes, written = tmp_path / "codes", tmp_path / "out"
+    codes = tmp_path / "codes"
     lines = [f"{line} {9 - i}" for i, line in enumerate(CODES)] if counted else ["#version: 0.2", *CODES]
     codes.write_text("\n".join(lines) + "\n")
-    written.mkdir()
-    about = replace(Folder.read(translation().exported), path=written, files={})
-    folder = replace(_with_subwords(about, Subwords(codes=codes, moses=moses)), files={CODES_FILE: None})
-    object.__setattr__(folder, "file", lambda name: written / name)
-    cut, joined = subwords_of(folder)
+    cut, joined = functions_with(tmp_path / "out", Subwords(codes=codes, moses=moses), CODES_FILE)
     reference = tmp_path / "reference"  # as subword-nmt, since fastBPE is not installed
     reference.write_text("\n".join(["#version: 0.2", *CODES]) + "\n")
     bpe = build_bpe(Namespace(bpe="subword_nmt", bpe_codes=str(reference), bpe_separator="@@"))
@@ -299,6 +316,34 @@ def test_plain_text_is_split_and_joined_as_in_fairseq(tmp_path, counted, moses):
         assert cut(line) == expected.split()
         back = bpe.decode(expected)
         assert joined(expected.split()) == (words.decode(back) if words else " ".join(back.split()))
+
+
+def test_folders_split_and_join_as_gpt2(tmp_path):
+    files = gpt2_files(tmp_path)
+    cut, joined = functions_with(tmp_path / "out", Subwords(gpt2=files), *GPT2)
+    bpe = build_bpe(Namespace(bpe="gpt2", gpt2_encoder_json=str(files[0]), gpt2_vocab_bpe=str(files[1])))
+    for line in LINES:
+        assert cut(line) == bpe.encode(line).split() and joined(cut(line)) == line == bpe.decode(" ".join(cut(line)))
+
+
+def test_subwords_of_another_vocabulary_are_refused(tmp_path):
+    """Others than half of a dictionary's symbols are."""
+    codes, files = tmp_path / "codes", gpt2_files(tmp_path)
+    codes.write_text("\n".join(CODES) + "\n")
+    numbers = [str(number) for number in json.loads(files[0].read_text()).values()]
+    model = SentencePieceProcessor(model_file=str(subwords()))
+    fitting: list[tuple[Subwords, list[str]]] = [
+        (Subwords(codes=codes), ["the", "th@@", "red", "hou@@", "a", "b@@"]),
+        (Subwords(gpt2=files), numbers),
+        (Subwords(sentencepiece=subwords()), [model.id_to_piece(number) for number in range(model.get_piece_size())]),
+    ]
+    for place, (given, symbols) in enumerate(fitting):
+        check_subwords(given, ["<s>", *symbols, *(["<lang:de>", "madeupword0000"] if place else [])])
+        for _, others in fitting[:place] + fitting[place + 1 :]:
+            with pytest.raises(LeapformerError, match="is of another vocabulary: it makes .* of the dictionary's"):
+                check_subwords(given, others)
+    with pytest.raises(LeapformerError, match="--sentencepiece-model .*codes is no model of sentencepiece"):
+        check_subwords(Subwords(sentencepiece=codes), ["a"])
 
 
 @pytest.mark.parametrize("line", ["t h 3 4", "th", "t  h", "t h x"])
