@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections import Counter
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from ..support import ending
 from ..support.errors import LeapformerError, explained
-from ..support.lines import AT_ONCE, decoded, read_lines, waiting
+from ..support.lines import decoded, read_lines, waiting
 from ..support.options import add_options, at_least, choice, parse
 from ..support.progress import Watch, progress, unwatched
 from .beam import Search
@@ -154,7 +153,7 @@ def _line_count(stream: Any) -> int:
     """The lines of a file from where it is read; 0 for a stream that cannot be read again, such as a pipe."""
     try:
         start = stream.tell()
-        count = sum(block.count(b"\n") for block in iter(partial(stream.read, AT_ONCE), b""))
+        count = sum(1 for _ in stream)
         stream.seek(start)
     except OSError:
         return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import random
@@ -27,6 +28,7 @@ from sentencepiece import SentencePieceProcessor
 from leapformer_fairseq.export.subwords import Subwords, check_subwords, codes_of
 from leapformer_fairseq.export.write import _with_subwords, export_to_ctranslate2
 from leapformer_fairseq.models.loading import load_model
+from leapformer_fairseq.runtime import __main__ as runtime
 from leapformer_fairseq.runtime.__main__ import main
 from leapformer_fairseq.runtime.beam import Search
 from leapformer_fairseq.runtime.engine import Graphs
@@ -34,7 +36,7 @@ from leapformer_fairseq.runtime.folder import CODES as CODES_FILE
 from leapformer_fairseq.runtime.folder import GPT2, Folder
 from leapformer_fairseq.runtime.gpt2 import LETTERS
 from leapformer_fairseq.runtime.text import Cut, Joined, subwords_of
-from leapformer_fairseq.runtime.translator import Translator
+from leapformer_fairseq.runtime.translator import Text, TooLong, Translator
 from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.lines import waiting
 
@@ -69,19 +71,35 @@ def test_batches_equal_single_lines(translator, lines, tokens, ahead):
         assert all(abs(one.score - other.score) < 1e-5 for one, other in zip(ours, theirs, strict=True))
 
 
-def test_threads_share_a_translator(translator, lines):
-    expected, found = list(translator.translate(lines, search=SEARCH)), dict[int, object]()
+def at_once(translator: Translator, lines: list[str], search: Search) -> list[list[list[str]]]:
+    """What each of eight threads gets, with batches of its own."""
+    found = dict[int, list[list[str]]]()
 
     def run(number: int) -> None:
-        found[number] = list(translator.translate(lines, batch_tokens=50 + number, search=SEARCH))
+        texts = translator.translate(lines, batch_tokens=50 + number, search=search)
+        found[number] = [[one.text for one in some] for some in texts]
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    texts = [[one.text for one in some] for some in expected]
-    assert all([[one.text for one in some] for some in each] == texts for each in found.values()) and len(found) == 8
+    return list(found.values())
+
+
+@pytest.mark.parametrize("sampling", [False, True])
+def test_threads_share_a_translator(translator, lines, sampling):
+    search = replace(SEARCH, sampling=sampling)
+    expected = [[one.text for one in some] for some in translator.translate(lines, search=search)]
+    assert at_once(translator, lines, search) == [expected] * 8
+
+
+def test_a_translator_may_have_several_threads(translator, lines):
+    one, two = (
+        list(each.translate(lines, nbest=4, search=SEARCH))
+        for each in (translator, Translator(translator.folder.path, threads=2))
+    )
+    assert [[each.text for each in found] for found in one] == [[each.text for each in found] for found in two]
 
 
 def test_prefixes_are_those_of_fairseq(translator, lines):
@@ -159,6 +177,8 @@ def test_language_models_go_on_with_each_line():
 def test_what_cannot_be_asked(translator):
     with pytest.raises(LeapformerError, match="nbest=9: a beam of 5 gives 1 to 5"):
         next(translator.translate(["x"], nbest=9))
+    with pytest.raises(LeapformerError, match="prefixes: lm goes on with each line, which is the prefix; leave them"):
+        next(prompts(9).translate(["x"], prefixes=["y"]))
 
 
 def run(folder, given: bytes, *words: str, monkeypatch, capsys) -> tuple[int, list[str], str]:
@@ -201,6 +221,60 @@ def test_too_long_a_line_is_named(translator, monkeypatch, capsys):
         LeapformerError, match="'one two three four'.. has 5 subwords with its end, and the model reads 4"
     ):
         list(translator.translate(["one", "one two three four"], search=SEARCH))
+
+
+def test_too_long_a_line_is_cut_if_that_is_chosen(translator, monkeypatch, capsys):
+    monkeypatch.setitem(vars(translator.folder), "max_source", 4)
+    monkeypatch.setattr(runtime, "Translator", lambda folder, threads: translator)
+    cut, whole = translator.translate(["the red dog sees", "the red dog"], search=SEARCH, cut=True)
+    assert cut == whole
+    command: dict[str, Any] = {"monkeypatch": monkeypatch, "capsys": capsys}
+    status, out, said = run(translator.folder.path, b"the red dog sees\nold\n", "--too-long", "cut", **command)
+    assert (status, out[0]) == (0, run(translator.folder.path, b"the red dog\n", **command)[1][0]) and len(out) == 2
+    assert said == (
+        "runtime: standard input, line 1: 'the red dog sees'.. has 5 subwords with its end, and the model reads 4; "
+        "divide it; 3 of them are read\n"
+    )
+    assert run(translator.folder.path, b"the red dog sees\nold\n", **command)[:2] == (1, ["", out[1]])
+
+
+def prompts(max_target: int) -> Translator:
+    """What reads prompts, without graphs."""
+    reader: Translator = object.__new__(Translator)
+    reader.folder = SimpleNamespace(path="lm", task="language_modeling", max_target=max_target)  # type: ignore[assignment]
+    reader._cut = str.split
+    return reader
+
+
+@pytest.mark.parametrize(
+    ("max_target", "a", "b", "most"),
+    [(50, 0.0, 200, 48), (1000, 0.0, 200, 199), (1000, 0.5, 20, 39), (50, 1.0, 1, 48), (50, 0.0, 1, 0)],
+)
+def test_a_prompt_leaves_room_for_what_follows(max_target, a, b, most):
+    """Of one that does not, the end is read, after which as much may come."""
+    reader, search = prompts(max_target), Search(max_len_a=a, max_len_b=b)
+    words = [str(number) for number in range(most + 1)]
+    assert reader.pieces(" ".join(words[1:]), search=search) == words[1:]
+    longest = min(a * most + b, max_target - 1)
+    assert most < longest and most + 1 >= min(a * (most + 1) + b, max_target - 1)
+    with pytest.raises(
+        TooLong, match=f"'0.*'.. has {most + 1} subwords, and the text with it at most .*; shorten"
+    ) as told:
+        reader.pieces(" ".join(words), search=search)
+    readable = told.value.readable
+    assert readable == words[len(words) - len(readable) :] and 2 * len(readable) <= most + 1 <= 2 * len(readable) + 1
+
+
+def test_a_prompt_that_cannot_be_read_is_not_gone_on_with(monkeypatch, capsys):
+    reader = prompts(50)
+    reader.unknown = lambda pieces: []  # type: ignore[method-assign]
+    reader.translate = lambda lines, **options: iter([[Text(" ".join(line), line, 0.0)] for line in lines])  # type: ignore
+    monkeypatch.setattr(runtime, "Translator", lambda folder, threads: reader)
+    monkeypatch.setattr(runtime.Folder, "read", lambda folder: reader.folder)
+    command: dict[str, Any] = {"monkeypatch": monkeypatch, "capsys": capsys}
+    assert run("lm", b"a b\n\xff\nc\n", **command)[:2] == (1, ["a b", "", "c"])
+    assert run("lm", b"1 2 3 4 5 6\nc\n", **command)[:2] == (1, ["", "c"]), "--max-len-b is 6"
+    assert run("lm", b"1 2 3 4 5 6\nc\n", "--too-long", "cut", **command)[:2] == (0, ["4 5 6", "c"])
 
 
 def test_lines_are_taken_when_they_arrive():
@@ -258,6 +332,29 @@ def test_what_only_graphs_can_do_is_told(softmax, tmp_path):
     other = make_model("leapformer_nmt", "softmax", decoder_cross_attention="leap").float()
     with pytest.raises(LeapformerError, match="--engine ctranslate2: it has no leap attention; export with"):
         export_to_ctranslate2(other, TASK, tmp_path, "signature", {})
+
+
+def test_options_that_ctranslate2_has_not_are_told(softmax):
+    translator = Translator(softmax[1])
+    for name, options in {
+        "--sampling": {"sampling": True}, "--temperature": {"temperature": 0.5}, "--unkpen": {"unk_penalty": 1.0},
+    }.items():  # fmt: skip
+        with pytest.raises(LeapformerError, match=f"{name}: .* is for CTranslate2; export it with --engine onnx"):
+            list(translator.translate(["w1"], search=Search(**options)))
+    line, short = ["w4 w4 w9 w11 w2"], Search(max_len_b=20, min_len=15)
+    plain, guarded = (
+        next(translator.translate(line, search=search))[0].pieces
+        for search in (short, replace(short, no_repeat_ngram_size=2))
+    )
+    pairs = list(itertools.pairwise(guarded))
+    assert len(set(pairs)) == len(pairs) >= 14 and len(set(itertools.pairwise(plain))) < len(plain) - 1
+
+
+def test_ctranslate2_has_threads_and_is_shared_by_threads(softmax):
+    lines = ["w1 w2 w3", "w7", "w4 w4 w9 w11 w2"] * 4
+    search = Search(beam=3, max_len_b=6)
+    expected = [[one.text for one in some] for some in Translator(softmax[1]).translate(lines, search=search)]
+    assert at_once(Translator(softmax[1], threads=2), lines, search) == [expected] * 8
 
 
 def test_a_final_norm_on_one_side_is_told(tmp_path):
