@@ -294,7 +294,7 @@ def test_the_example_of_the_page(monkeypatch, capsys):
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(translation().exported.parent)
     exec(textwrap.dedent(example), {})
-    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert len(capsys.readouterr().out.splitlines()) == 3
 
 
 # ---------------------------------------------------------------------------------------------------------- CTranslate2
