@@ -538,7 +538,9 @@ def test_every_option_of_the_runtime_arrives(
 
         def translate(self, lines: list[list[str]], **options: Any) -> Iterator[list[Text]]:
             draws = options.pop("seed").random()
-            seen.update(vars(options.pop("search")), draws=draws, **options)
+            seen.update(vars(options.pop("search")), draws=draws)
+            options.pop("watch")(len(lines))
+            seen.update(options)
             return iter([[Text(" ".join(pieces), pieces, -1.0)] for pieces in lines])
 
     texts(folder, prefixes="p1")

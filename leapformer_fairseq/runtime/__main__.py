@@ -113,8 +113,14 @@ def _text(argv: list[str]) -> int:
 def _translate(translator: Translator, search: Search, args: argparse.Namespace, watch: Watch, total: int) -> int:
     prefixes = iter(() if args.prefixes is None else read_lines(args.prefixes, "--prefixes"))
     read, done, refused, unknown = 0, 0, 0, Counter[str]()
+
+    def count(lines: int) -> None:
+        nonlocal done
+        done += lines
+        watch(done, total)
+
     options: dict[str, Any] = {"search": search, "nbest": args.nbest, "batch_tokens": args.batch_tokens}
-    options["seed"] = np.random.default_rng(args.seed)
+    options |= {"seed": np.random.default_rng(args.seed), "watch": count}
     stdin: Any = sys.stdin.buffer  # which typeshed declares without read1
     for some in waiting(stdin):
         lines = [_pieces(translator, search, line, read + i, args.too_long) for i, line in enumerate(some, 1)]
@@ -122,13 +128,12 @@ def _translate(translator: Translator, search: Search, args: argparse.Namespace,
         readable = [pieces for pieces in lines if pieces is not None]
         begins = [begin for begin, pieces in zip(begins, lines, strict=False) if pieces is not None]
         unknown.update(piece for pieces in readable for piece in translator.unknown(pieces))
+        count(lines.count(None))
         found = translator.translate(readable, prefixes=begins, **options)
         for pieces in lines:
             for one in [EMPTY] if pieces is None else next(found):
                 text = one.text.replace("\n", " ")  # bytes of GPT-2's may be any
                 print(f"{one.score:.4f}\t{text}" if args.scores else text, flush=True)
-            done += 1
-            watch(done, total)
         read, refused = read + len(lines), refused + lines.count(None)
     if unknown:
         few = " ".join(piece for piece, _ in unknown.most_common(5))

@@ -25,6 +25,10 @@ BATCH_TOKENS = 1_000
 AHEAD = 2_000  # lines that are read before the first is translated, so that those of a batch have about one length
 
 
+def unwatched(lines: int) -> None:
+    """Ignore progress."""
+
+
 class TooLong(LeapformerError):
     """A line is too long for the model; `readable` holds those of its subwords that can be read."""
 
@@ -82,6 +86,7 @@ class Translator:
         search: Search | None = None,
         seed: int | np.random.Generator = 1,
         cut: bool = False,
+        watch: Callable[[int], object] = unwatched,
     ) -> Iterator[list[Text]]:
         """The best `nbest` translations, or continuations, of each line, in the order of the lines.
 
@@ -91,6 +96,7 @@ class Translator:
         ahead:        lines that are read at once, and sorted by length; memory grows with it.
         seed:         of sampling. What is drawn depends on it and on the number of the line, not on batches.
         cut:          read what can be read of a line that is too long.
+        watch:        called with the number of lines when some of those that were read are done.
 
         The translation of an empty line is empty. Raises TooLong for a line that is too long for the model.
         """
@@ -113,6 +119,7 @@ class Translator:
                     prefixes[read : read + len(some)],
                     batch_tokens,
                     chances.spawn(len(some)) if options.sampling else (),
+                    watch,
                 )
             )
             read += len(some)
@@ -157,24 +164,30 @@ class Translator:
         prefixes: Sequence[str] = (),
         batch_tokens: int = BATCH_TOKENS,
         chances: Chances = (),
+        watch: Callable[[int], object] = unwatched,
     ) -> list[list[Hypothesis]]:
         """All hypotheses for the `pieces` of each line; none for an empty line of a translation model.
 
-        `chances`: of sampling, the random numbers of each line.
+        `chances`: of sampling, the random numbers of each line. `watch`: as of `translate`.
         """
         sources = [self._source.numbers(pieces) for pieces in lines]
-        if self.folder.task == LANGUAGE:  # a prompt may be empty
-            return [go_on(self._graphs, source[:-1], options, chances[i : i + 1]) for i, source in enumerate(sources)]
-        begins = [self._target.numbers(self._cut(prefix.strip()))[:-1] for prefix in prefixes]
         found: list[list[Hypothesis]] = [[] for _ in lines]
+        if self.folder.task == LANGUAGE:  # a prompt may be empty
+            for place, source in enumerate(sources):
+                found[place] = go_on(self._graphs, source[:-1], options, chances[place : place + 1])
+                watch(1)
+            return found
+        begins = [self._target.numbers(self._cut(prefix.strip()))[:-1] for prefix in prefixes]
         order = [place for place, source in enumerate(sources) if len(source) > 1]
         order.sort(key=lambda place: len(sources[place]))
+        watch(len(sources) - len(order))
         while order:
             count = max(1, batch_tokens // len(sources[order[-1]]))  # the longest first: memory is largest at once
             batch, order = order[-count:], order[:-count]
             results = self._search(_those(sources, batch), options, _those(begins, batch), _those(chances, batch))
             for place, hypotheses in zip(batch, results, strict=True):
                 found[place] = hypotheses
+            watch(len(batch))
         return found
 
     def _text(self, hypothesis: Hypothesis) -> Text:

@@ -67,6 +67,9 @@ def test_batches_equal_single_lines(translator, lines, tokens, ahead):
     together = list(translator.translate(lines, nbest=4, batch_tokens=tokens, ahead=ahead, search=SEARCH))
     assert [[one.text for one in found] for found in together] == [[one.text for one in found] for found in alone]
     assert [one.text for one in together[lines.index("")]] == [""]
+    done = list[int]()
+    list(translator.translate(lines, batch_tokens=tokens, ahead=ahead, search=SEARCH, watch=done.append))
+    assert sum(done) == len(lines) and len(done) > 1
     for ours, theirs in zip(together, alone, strict=True):
         assert all(abs(one.score - other.score) < 1e-5 for one, other in zip(ours, theirs, strict=True))
 
@@ -170,8 +173,9 @@ def test_samples_depend_on_the_seed_and_not_on_batches(translator, lines):
 @pytest.mark.full  # its graphs are made for the full tier alone
 def test_language_models_go_on_with_each_line():
     translator = Translator(language_model().exported)
-    found = list(translator.translate(["the dog", "", "old"], nbest=2, search=Search(beam=2, max_len_b=8)))
-    assert [len(some) for some in found] == [2, 2, 2] and found[0][0].text.startswith("the dog")
+    done, search = list[int](), Search(beam=2, max_len_b=8)
+    found = list(translator.translate(["the dog", "", "old"], nbest=2, search=search, watch=done.append))
+    assert done == [1, 1, 1] and [len(some) for some in found] == [2, 2, 2] and found[0][0].text.startswith("the dog")
 
 
 def test_what_cannot_be_asked(translator):
