@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,6 +28,7 @@ from ..runtime.folder import (
     CTRANSLATE2,
     ENDED,
     FRAMES,
+    GPT2,
     GRAPHS,
     HEARD,
     KEPT,
@@ -66,27 +67,13 @@ from . import ctranslate2
 from .graphs import DecoderStep, Source
 from .language import Prompt
 from .layout import simplify
-from .plain import check_task, codes_of
+from .plain import check_task
 from .states import shapes_of, starts_of
 from .streaming import Listening, Writing
+from .subwords import PLAIN, Subwords, check_subwords, codes_of
 from .synthesis import Phonemes, Refined, SpeechStep
 from .weights import share
 
-
-class Subwords(NamedTuple):
-    """How plain text is split into the symbols of the dictionaries; none of them: at spaces.
-
-    sentencepiece: its model.
-    codes:         of BPE, a file of subword-nmt or of fastBPE.
-    moses:         languages of source and target, for Moses' words before that.
-    """
-
-    sentencepiece: Path | None = None
-    codes: Path | None = None
-    moses: tuple[str, str] | None = None
-
-
-PLAIN = Subwords()
 SENTENCES, HYPOTHESES, LONGEST = 2, 3, 7  # sizes of the examples that are traced
 LEAST = 16_384  # numbers in a weight that is rounded to 8 bits: rounding the input of a smaller one costs more
 ANY = torch.export.Dim.DYNAMIC  # a size that must stay variable; export fails if the graph would fix it
@@ -98,9 +85,11 @@ def export_translation(
     """Write the folder of a text translation model, graphs and all other files; `origin` as in `Folder`.
 
     `subwords`: how plain text is split.
-    Raises LeapformerError for mechanisms and tasks that cannot be exported, or if a library is missing.
+    Raises LeapformerError for mechanisms and tasks that cannot be exported, for subwords of another vocabulary, or if a
+    library is missing.
     """
     check_task(task)
+    check_subwords(subwords, task.source_dictionary.symbols)
     model = _frozen(model, out)
     write_source(Source(model), out)
     states = write_step(model.decoder, out)
@@ -139,6 +128,7 @@ def export_to_ctranslate2(
     Raises LeapformerError for a model that it does not have, and if it is not installed.
     """
     check_task(task)
+    check_subwords(subwords, task.source_dictionary.symbols)
     model = _frozen(model, out)
     ctranslate2.write(model, out, eight_bits)
     folder = replace(_translation(model, task, out, {}, signature, origin), engine=CTRANSLATE2)
@@ -151,11 +141,12 @@ def export_language_model(
     """Write the folder of a language model, graphs and all other files; `origin` as in `Folder`.
 
     `subwords`: how plain text is split.
-    Raises LeapformerError for mechanisms and tasks that cannot be exported, or if a library is missing.
+    Raises LeapformerError as `export_translation` does.
     """
     words = task.target_dictionary
     first = words.bos() if getattr(task.args, "add_bos_token", False) else words.eos()
     check_task(task, first)
+    check_subwords(subwords, words.symbols)
     decoder = _frozen(model, out).decoder
     states, limit = write_step(decoder, out), decoder.mechanism_limit()
     write_prompt(decoder, out)
@@ -295,12 +286,15 @@ def _complete(folder: Folder, model: Any, subwords: Subwords = PLAIN) -> Folder:
 
 def _with_subwords(folder: Folder, subwords: Subwords) -> Folder:
     """The folder with the files of subwords; those of an earlier export are removed."""
-    for name in (SUBWORDS, CODES):
+    for name in (SUBWORDS, CODES, *GPT2):
         (folder.path / name).unlink(missing_ok=True)
     if subwords.sentencepiece is not None:
         shutil.copyfile(subwords.sentencepiece, folder.path / SUBWORDS)
     if subwords.codes is not None:
         write_lines(folder.path / CODES, codes_of(subwords.codes))
+    if subwords.gpt2 is not None:
+        for file, name in zip(subwords.gpt2, GPT2, strict=True):
+            shutil.copyfile(file, folder.path / name)
     return replace(folder, moses=None if subwords.moses is None else [*subwords.moses])
 
 
