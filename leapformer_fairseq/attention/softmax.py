@@ -306,23 +306,25 @@ def _one_operator(
     and of the tokens up to its own; keys and values of these tokens are then (B, T, H D), and the second and third
     result are keys and values of past and tokens.
     """
-    batch, heads, count, dim = q.shape
-    known = past is not None
-    size = keys[0].shape[2] if past is None else past[0].shape[2] + count
-    after = (batch, heads, size, dim), (batch, heads, size, keys[1].shape[-1] // (heads if known else 1))
-    shapes = [(batch, count, heads * after[1][3]), *(after if known else ())]
+    batch, heads, count, _ = q.shape
+    before = () if past is None else past
+    after = [(batch, heads, x.shape[2] + count, x.shape[3]) for x in before]
+    value_dim = (before or keys)[1].shape[3]
+    shapes = [(batch, count, heads * value_dim), *after]
     mask = None if keep is None else keep.to(torch.int32)
-    given = [_packed(q), *keys, None, mask, None, *(past if known else ())]
+    given = [_packed(q), *keys, None, mask, None, *before]
     out, *both = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::MultiHeadAttention",
         given,
-        {"num_heads": heads, "unidirectional": int(known)},
+        {"num_heads": heads, "unidirectional": len(before) // 2},
         dtypes=[torch.float32] * len(shapes),
         shapes=shapes,
         version=1,
     )
-    out = out.view(-1, heads, 1, after[1][3]) if dispatch.is_one(count) else out.unflatten(2, (heads, -1)).transpose(1, 2)
-    return out, *(both or keys)
+    alone = dispatch.is_one(count)
+    out = out.view(-1, heads, 1, value_dim) if alone else out.unflatten(2, (heads, -1)).transpose(1, 2)
+    k, v = both or keys
+    return out, k, v
 
 
 def _packed(x: Tensor) -> Tensor:

@@ -274,7 +274,8 @@ def quantize_graph(path: Path) -> None:
             nodes_to_exclude=left,
             per_channel=True,
             weight_type=QuantType.QInt8,
-            extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},  # of the results of onnxruntime's own operators
+            # of the results of onnxruntime's own operators
+            extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
         )
 
 

@@ -17,6 +17,7 @@ from ..linear.base import SeparateState
 from ..linear.reweighting import right_angle
 from ..mechanism import Mechanism, State
 from ..ops.recurrent import Written
+from .step import affine
 
 Layer = tuple[Tensor, Tensor]  # weight (inputs, outputs) and bias (outputs,)
 
@@ -40,7 +41,7 @@ class RowsStep:
         q, _, k, v = projections
         assert k is not None and v is not None
         self.kernel, self.heads, self.dim, self.value = kernel, heads, q.out_features // heads, v
-        weights, biases = [q.weight, k.weight], [side.weight[:, 0] * 0 if side.bias is None else side.bias for side in (q, k)]
+        weights, biases = zip(*map(affine, (q, k)), strict=True)
         self.project = torch.cat(weights).t(), torch.cat(biases)
         self.layers = _joined(kernel.networks, heads)
 

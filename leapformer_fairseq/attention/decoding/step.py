@@ -34,13 +34,13 @@ class Step:
         q, out, k, v = projections
         self.mechanism, self.heads, self.self_attention = mechanism, mechanism.num_heads, k is not None
         self.dim, self.ones = q.out_features // self.heads, ones
-        parts = [_affine(x) for x in (q, k) if x is not None]
+        parts = [affine(x) for x in (q, k) if x is not None]
         if v is not None:
-            parts.append(_with_ones(*_affine(v), self.heads) if ones else _affine(v))
+            parts.append(_with_ones(*affine(v), self.heads) if ones else affine(v))
         self.weight = torch.cat([weight for weight, _ in parts]).t().contiguous()
         self.bias = torch.cat([bias for _, bias in parts])
         self.key, self.value, self.end = q.out_features, 2 * q.out_features, self.weight.shape[1]
-        out_weight, self.out_bias = _affine(out)
+        out_weight, self.out_bias = affine(out)
         self.out_weight = out_weight.t().contiguous()
         self._sizes_by_shape: dict[tuple[int, ...], Any] = {}
 
@@ -92,7 +92,7 @@ class Step:
         self.bias = torch.cat([self.bias, bias.to(self.bias)])
 
 
-def _affine(linear: nn.Linear) -> tuple[Tensor, Tensor]:
+def affine(linear: nn.Linear) -> tuple[Tensor, Tensor]:
     """Weight and bias of a projection; zeros if it has no bias."""
     weight = linear.weight.detach()
     return weight, weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach()

@@ -214,8 +214,8 @@ class LinearMechanism(Mechanism):
     ) -> tuple[Tensor, State]:
         x, before = Inputs(q, k, v, query, key, with_state(mask)), state.of(SeparateState)
         if not x.in_step:  # all pairs: in a graph this is faster than a loop over tokens
-            out, after = self._by_pairs(before.joined().kv, x)
-            return out, SeparateState.of_joined(after)
+            out, joined = self._by_pairs(before.joined().kv, x)
+            return out, SeparateState.of_joined(joined)
         with without_autocast(q.device):
             fq, fk = self._queries(q, query), self._keys(k, key)
             norms = None if fq.norm is None or fk.norm is None else (fk.norm, fq.norm)

@@ -76,7 +76,8 @@ class ProportionNetwork(nn.Module):
         batch, heads, count, _ = x.shape
         alone = dispatch.is_one(count)
         # One product for all heads; between networks of heads are zeros.
-        rows = (x if self.shared or alone else x.transpose(1, 2)).reshape(-1, x.shape[3] * (1 if self.shared else heads))
+        rows = x if self.shared or alone else x.transpose(1, 2)
+        rows = rows.reshape(-1, x.shape[3] if self.shared else heads * x.shape[3])
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             last = i + 1 == len(self.weights)
             if last:

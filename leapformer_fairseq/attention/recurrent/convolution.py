@@ -19,7 +19,7 @@ from ...support.errors import LeapformerError
 from ..capabilities import DECODER_CROSS, ENCODER_SELF
 from ..kernels import RecurrentKernel
 from ..linear.base import LinearState
-from ..masks import CAUSAL, ChunkMask, Mask, with_state
+from ..masks import CAUSAL, ChunkMask, Mask
 from ..mechanism import Inputs, State, shown
 from ..ops.precision import accumulated, without_autocast
 from ..options import Option

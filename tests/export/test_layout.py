@@ -1,0 +1,102 @@
+"""Graphs with fewer changes of layout have the same results."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from leapformer_fairseq.export.layout import simplify
+from leapformer_fairseq.runtime.engine import open_graph
+
+SHAPES = ([2, 3, 4], [-1, 12], [6, 4], [4, 1, 6], [-1, 2, 1, 3], [24])
+FUNCTIONS = (("Relu",), ("Sigmoid",), ("Cos",), ("Mul", 0.5), ("Add", 1.0), ("Add", [1.0] * 24))
+
+
+def graph_of(rng):
+    """A chain of random changes of layout and functions, with a second reader of some results."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    nodes, constants, outputs, shape, value = [], [], [], [2, 3, 4], "x"
+
+    def constant(array):
+        constants.append(numpy_helper.from_array(array, f"c{len(constants)}"))
+        return constants[-1].name
+
+    for number in range(int(rng.integers(4, 12))):
+        kind, new, attributes, more = rng.integers(5), f"y{number}", {}, []
+        if kind == 0:
+            sizes = SHAPES[rng.integers(len(SHAPES))]
+            shape = list(np.empty(24).reshape(sizes).shape)
+            name, more = "Reshape", [constant(np.array(sizes))]
+        elif kind == 1:
+            order = rng.permutation(len(shape)).tolist()
+            name, shape, attributes = "Transpose", [shape[axis] for axis in order], {"perm": order}
+        elif kind == 2 and len(shape) < 5:
+            axis = int(rng.integers(-len(shape) - 1, len(shape) + 1))
+            name, more = "Unsqueeze", [constant(np.array([axis]))]
+            shape.insert(axis % (len(shape) + 1), 1)
+        elif kind == 3 and 1 in shape:
+            axis = shape.index(1)
+            name, more, shape = "Squeeze", [constant(np.array([axis]))], shape[:axis] + shape[axis + 1 :]
+        else:
+            name, *given = FUNCTIONS[rng.integers(len(FUNCTIONS))]
+            if given and isinstance(given[0], list) and shape != [24]:
+                given = [1.0]
+            more = [constant(np.array(one, np.float32)) for one in given]
+        nodes.append(helper.make_node(name, [value, *more], [new], **attributes))
+        value = new
+        if rng.random() < 0.2:
+            outputs.append(value)
+    outputs = list(dict.fromkeys([*outputs, value]))
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3, 4])
+    graph = helper.make_graph(nodes, "chain", [given], infos, constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=onnx.IR_VERSION - 3)
+
+
+def run(model, x):
+    return open_graph(model.SerializeToString()).run(None, {"x": x})
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_chains_keep_their_results(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(20):
+        model, x = graph_of(rng), rng.standard_normal((2, 3, 4)).astype(np.float32)
+        before = run(model, x)
+        simplify(model)
+        for old, new in zip(before, run(model, x), strict=True):
+            assert old.shape == new.shape
+            assert np.array_equal(old, new)
+
+
+def chain(*operators):
+    """A graph of these operators one after the other: names, with a constant or an order of axes."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    nodes, constants, value = [], [], "x"
+    for number, (name, *given) in enumerate(operators):
+        attributes = {"perm": given[0]} if name == "Transpose" else {}
+        more = [] if attributes or not given else [f"c{number}"]
+        constants += [numpy_helper.from_array(np.array(given[0]), name) for name in more]
+        nodes.append(helper.make_node(name, [value, *more], [f"y{number}"], **attributes))
+        value = f"y{number}"
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x", value)]
+    return helper.make_model(helper.make_graph(nodes, "chain", infos[:1], infos[1:], constants))
+
+
+@pytest.mark.parametrize(
+    ("operators", "left"),
+    [
+        ((("Reshape", [2, 12]), ("Relu",), ("Reshape", [-1, 4]), ("Unsqueeze", [1])), ["Relu", "Reshape"]),
+        ((("Transpose", [1, 0, 2]), ("Cos",), ("Transpose", [1, 0, 2]), ("Softmax",)), ["Cos", "Softmax"]),
+        ((("Reshape", [6, 1, 4]), ("Transpose", [1, 0, 2]), ("Reshape", [1, 6, 4])), ["Reshape"]),
+        ((("Reshape", [0, -1]), ("Unsqueeze", [0])), ["Reshape", "Unsqueeze"]),  # 0: the size of the input
+        ((("Reshape", [2, 12]), ("Softmax",)), ["Reshape", "Softmax"]),
+    ],
+)
+def test_what_is_left(operators, left):
+    model = chain(*operators)
+    simplify(model)
+    assert [node.op_type for node in model.graph.node] == left
