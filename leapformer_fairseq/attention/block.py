@@ -40,6 +40,7 @@ class Memory:
     written:   number of source columns written to `state` (cross-attention; the same for all sentences).
     shared:    number of neighbouring batch entries that share one state (in cross-attention, a sentence's hypotheses).
     positions: (B, T) or (1, T), positions of the next queries if the caller sets them; None: they are counted.
+    keys:      keys (B, H, S, D) of the source and what is known of them, for weights, where the source is not at hand.
     """
 
     step: Step | None
@@ -51,6 +52,7 @@ class Memory:
     written: int = 0
     shared: int = 1
     positions: Tensor | None = None
+    keys: tuple[Tensor, TokenInfo] | None = None
 
     def fused(self, device: torch.device) -> Step | None:
         """The fused step; None with gradients or autocast, since it works in place."""
@@ -263,6 +265,9 @@ class AttentionBlock(nn.Module):
         self, query: Tensor, tokens: TokenInfo, source: Tensor, keep: Tensor | None, memory: Memory, mask: Mask
     ) -> Tensor:
         """Cross-attention weights (B, H, T, S) of the next tokens."""
+        if memory.keys is not None:
+            q = self.project_queries(query, tokens)
+            return self.mechanism.weights_shared(q, memory.keys[0], tokens, memory.keys[1], memory.shared)
         key = self.described(TokenInfo.whole(self._columns(source), keep, source.device), source)
         mask = mask.after(memory.queries) if isinstance(mask, PrefixMask) else None
         q, (k, _) = self.project_queries(query, tokens), self.project_keys(source, key)

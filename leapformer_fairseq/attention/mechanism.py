@@ -16,6 +16,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from types import NoneType, SimpleNamespace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
 
@@ -260,11 +261,11 @@ class Mechanism(nn.Module):
         In cross-attention these are the hypotheses of a sentence. They become queries of one sequence, so that each
         state is read only once.
         """
-        if shared == 1:
-            return self.read(state, q, query)
-        folded = q.unflatten(0, (-1, shared)).transpose(1, 2)  # (B, H, shared, T, D)
-        out = self.read(state, folded.flatten(2, 3), query.folded(shared))
-        return out.unflatten(2, folded.shape[2:4]).transpose(1, 2).flatten(0, 1)
+        return _folded(partial(self.read, state), q, query, shared)
+
+    def weights_shared(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, shared: int) -> Tensor:
+        """`weights` (B * shared, H, T, S) of queries (B * shared, H, T, D), as for `read_shared`, with all keys."""
+        return _folded(lambda q, query: self.weights(q, k, query=query, key=key), q, query, shared)
 
     def loop(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
@@ -555,6 +556,15 @@ def _nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The output (B, H, T, E) if there are no queries or no keys: zeros, with gradients of zero for q, k and v."""
     zero = sum(x[..., :0].sum() for x in (q, k, v))
     return torch.as_tensor(zero, dtype=v.dtype).expand(*q.shape[:3], v.shape[3]).clone()
+
+
+def _folded(run: Callable[[Tensor, TokenInfo], Tensor], q: Tensor, query: TokenInfo, shared: int) -> Tensor:
+    """`run` for queries (B * shared, H, T, D), of which `shared` neighbouring batch entries become one sequence."""
+    if shared == 1:
+        return run(q, query)
+    folded = q.unflatten(0, (-1, shared)).transpose(1, 2)  # (B, H, shared, T, D)
+    out = run(folded.flatten(2, 3), query.folded(shared))
+    return out.unflatten(2, folded.shape[2:4]).transpose(1, 2).flatten(0, 1)
 
 
 def _visits(mask: Mask, queries: int, keys: int) -> Iterator[tuple[tuple[int, int], ...]]:

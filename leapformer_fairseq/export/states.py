@@ -6,12 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..attention import State
+from ..attention import State, TokenInfo
+from ..attention.softmax import GraphCache
 from ..modules import attentions
 from ..modules.attention import MechanismAttention
-from ..runtime.folder import CROSS, HEARD, LENGTH, SELF, Shapes
+from ..runtime.folder import CROSS, HEARD, KEYS, LENGTH, REAL, SELF, Shapes
 from ..support.errors import LeapformerError
 
 BLOCK = {SELF: "decoder self-attention", CROSS: "cross-attention", HEARD: "encoder self-attention"}
@@ -68,6 +70,62 @@ def held(stack: Any, side: str) -> list[Held]:
     return blocks
 
 
+@dataclass(frozen=True)
+class Keys:
+    """The keys of a source, from which decoding steps compute the attention weights of one layer.
+
+    The state of softmax holds them. Sums do not, so keys become states of their own, which grow with the source.
+    """
+
+    block: Held
+
+    @property
+    def shapes(self) -> Shapes:
+        """The shapes of these states by name, as `shapes_of`; none if the block's own state holds the keys."""
+        if issubclass(self.block.kind, GraphCache):
+            return {}
+        attention, name = self.block.attention, f"{CROSS}.{self.block.layer}"
+        return {f"{name}.{KEYS}": [attention.num_heads, 0, attention.mechanism.head_dim], f"{name}.{REAL}": [0]}
+
+    def written(self, before: Sequence[Tensor], source: Tensor, tokens: TokenInfo) -> list[Tensor]:
+        """These states after more of a source (S, B, C) is added to those `before`, if there are any."""
+        if not self.shapes:
+            return []
+        assert tokens.keep is not None  # sources are padded
+        keys = self.block.attention.source_keys(source, tokens)
+        new = [keys, tokens.keep.to(keys.dtype)]
+        return [torch.cat([before[i], new[i]], axis) for i, axis in ((0, 2), (1, 1))] if before else new
+
+    def taken(self, state: State, tensors: Iterator[Tensor]) -> tuple[Tensor, TokenInfo]:
+        """The keys (B, H, S, D) and their tokens, given the block's state and the tensors of these states."""
+        if self.shapes:
+            keys = next(tensors)
+            return keys, TokenInfo.whole(keys.shape[2], next(tensors) > 0.5)
+        keys, _, keep = state.of(GraphCache).columns()
+        # A cache may hold more than the keys (`CachedMechanism._cached`).
+        return keys[..., : self.block.attention.mechanism.head_dim], TokenInfo.whole(keys.shape[2], keep)
+
+
+def keys_of(decoder: Any, layer: int) -> Keys:
+    """The keys of cross-attention in a decoder layer, from 1, or from the last backwards, from -1.
+
+    Raises LeapformerError if there is no such layer, and for mechanisms whose weights graphs do not compute.
+    """
+    blocks = held(decoder, CROSS)
+    if not blocks:
+        raise LeapformerError("--alignments: the model has no cross-attention, so no source to align; leave it out")
+    if not 0 < abs(layer) <= len(blocks):
+        raise LeapformerError(f"--alignments {layer}: the decoder has the layers 1 to {len(blocks)}")
+    block = blocks[layer - (layer > 0)]
+    mechanism = block.attention.mechanism
+    if mechanism.capabilities.needs_inputs:
+        raise LeapformerError(
+            f"--alignments {layer}: {BLOCK[CROSS]}, layer {block.layer + 1}: the weights of {mechanism.name} depend on "
+            "the encoder's states, which steps do not have; name a layer with softmax, entmax or linear attention"
+        )
+    return Keys(block)
+
+
 def tensors_of(states: Iterable[State]) -> list[Tensor]:
     """The tensors of all states, in the order of `shapes_of`."""
     return [tensor for state in states for tensor in state.tensors().values()]
@@ -90,7 +148,7 @@ def starts_of(decoder: Any) -> dict[str, list[Any]]:
     return {name: tensor.tolist() for name, tensor in first.items() if tensor.any()}
 
 
-def source_shapes(decoder: Any) -> Shapes:
-    """The shapes of what a decoder's steps need from a source: states of cross-attention, a predicted length."""
+def source_shapes(decoder: Any, keys: Keys | None = None) -> Shapes:
+    """The shapes of what a decoder's steps need from a source: states of cross-attention, keys, a predicted length."""
     length: Shapes = {LENGTH: []} if decoder.context.facts.knows_lengths else {}
-    return {**shapes_of(held(decoder, CROSS)), **length}
+    return {**shapes_of(held(decoder, CROSS)), **({} if keys is None else keys.shapes), **length}

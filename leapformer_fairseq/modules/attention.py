@@ -157,6 +157,10 @@ class MechanismAttention(FairseqIncrementalState, AttentionBlock):
         tokens = self.described(tokens, source).cleared()
         return self.mechanism.write_loop(state, *self.project_keys(source, tokens), tokens)
 
+    def source_keys(self, source: Tensor, tokens: TokenInfo) -> Tensor:
+        """The keys (B, H, S, D) of a source (S, B, C) in cross-attention."""
+        return self.project_keys(source, self.described(tokens, source).cleared())[0]
+
     # --------------------------------------------------------------------------------------------- the pass that runs
     def lengths(self) -> Tensor | None:
         lengths: Tensor | None = self.context.value("lengths")

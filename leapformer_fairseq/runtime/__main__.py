@@ -23,6 +23,8 @@ folder DIR:path         an exported model; from or to speech: DIR --help tells m
 --length-penalty X:float = 1
 --nbest N:int = 1       print so many hypotheses of each line, one a line
 --scores                print the score before each, and a tab
+--alignments            print a tab behind each, and pairs of source and target subwords, as 0-0 1-1 (needs a folder
+                        that was exported with --alignments)
 --prefixes FILE         with what the translation of each line begins
 --batch-tokens N:int = {BATCH_TOKENS}  subwords that are translated together
 --threads N:int = 1
@@ -91,9 +93,10 @@ def _text(argv: list[str]) -> int:
             unknown.update(translator.unknown(pieces))
         begins = [next(prefixes, "") for _ in lines] if args.prefixes else []
         options: dict[str, Any] = {"nbest": args.nbest, "prefixes": begins, "batch_tokens": args.batch_tokens}
-        for found in translator.translate(lines, search=search, **options):
+        for found in translator.translate(lines, search=search, alignments=args.alignments, **options):
             for one in found:
-                print(f"{one.score:.4f}\t{one.text}" if args.scores else one.text, flush=True)
+                score, pairs = f"{one.score:.4f}", " ".join(f"{source}-{place}" for source, place in one.alignment)
+                print(*[score] * args.scores, one.text, *[pairs] * args.alignments, sep="\t", flush=True)
     if unknown:
         few = " ".join(piece for piece, _ in unknown.most_common(5))
         ending.say(f"runtime: {unknown.total()} subwords are not in the model's vocabulary, most often: {few}")

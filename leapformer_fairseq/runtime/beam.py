@@ -6,7 +6,7 @@ Shapes: B sentences, R hypotheses of each, V words.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -29,22 +29,32 @@ class Search:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Tokens with the end of sentence, and the sum of their log-probabilities over length ** penalty."""
+    """Tokens with the end of sentence, and the sum of their log-probabilities over length ** penalty.
+
+    `sources`: if alignments are wanted, the index of the source token that each attends to most, but not of the end.
+    """
 
     tokens: list[int]
     score: float
+    sources: list[int] = field(default_factory=list)
 
 
 def translate(
-    graphs: Graphs, sources: Sequence[Sequence[int]], options: Search, prefixes: Sequence[Sequence[int]] = ()
+    graphs: Graphs,
+    sources: Sequence[Sequence[int]],
+    options: Search,
+    prefixes: Sequence[Sequence[int]] = (),
+    alignments: bool = False,
 ) -> list[list[Hypothesis]]:
     """The translations of each of B sources, which end with the end of sentence, best first.
 
-    `prefixes`: with which tokens the translations of each source begin; none: with any.
+    `prefixes`: with which tokens the translations of each source begin; none: with any. `alignments`: find the sources
+    of their tokens; the folder must have attention weights.
     """
     pad, width = graphs.folder.vocabularies["source"].pad, max(map(len, sources))
     tokens = np.array([[pad] * (width - len(source)) + list(source) for source in sources])  # on the left, as fairseq
-    return _search(graphs, graphs.read(tokens), list(map(len, sources)), options, prefixes=prefixes)
+    sizes = list(map(len, sources))
+    return _search(graphs, graphs.read(tokens), sizes, options, prefixes=prefixes, width=width if alignments else None)
 
 
 def go_on(graphs: Graphs, prompt: Sequence[int], options: Search) -> list[Hypothesis]:
@@ -61,8 +71,11 @@ def _search(
     options: Search,
     given: Sequence[int] | None = None,
     prefixes: Sequence[Sequence[int]] = (),
+    width: int | None = None,
 ) -> list[list[Hypothesis]]:
     """`given`: the first tokens of all hypotheses; None: the end of sentence, with which fairseq starts a target.
+
+    `width`: of the padded sources, if alignments are wanted.
 
     Sentences that are finished leave the batch.
     """
@@ -73,12 +86,17 @@ def _search(
     begin = np.array([target.eos] if given is None else given)[: longest.max() + 1]
     written, sums = np.tile(begin, (len(sizes), beam, 1)), np.zeros((len(sizes), beam), np.float32)
     states, order = graphs.begin(SELF, len(sizes)), np.tile(going[:, None], beam)
+    attended = np.zeros((len(sizes), beam, 0), int)  # the source of each token of `written`, and of the next one
     if len(begin) > 1:
         log_probs, states = graphs.text(begin[None, :-1], states)
         sums += log_probs[0, np.arange(len(begin) - 1), begin[1:]].sum()
         sums[:, 1:] = -np.inf  # else all hypotheses would be the same
     for position in range(len(begin), longest.max() + 2):
-        scores, states = graphs.step(written[:, :, -1], position, order, states, source)
+        if width is None:
+            scores, states = graphs.step(written[:, :, -1], position, order, states, source)
+        else:
+            scores, weights, states = graphs.attending_step(written[:, :, -1], position, order, states, source)
+            attended = np.concatenate([attended, _attended(weights, np.array(sizes)[going], width)], 2)
         scores = np.where(np.isnan(scores), -np.inf, scores).astype(np.float32)
         scores[:, :, target.pad] = -np.inf
         ends = position > longest[going]
@@ -98,7 +116,8 @@ def _search(
             hypotheses = found[going[place]]
             if len(hypotheses) < beam:
                 history = [*written[place, rows[place, column], 1:].tolist(), target.eos]
-                hypotheses.append(Hypothesis(history, values[place, column] / position**options.penalty))
+                read = attended[place, rows[place, column], : position - 1].tolist()
+                hypotheses.append(Hypothesis(history, values[place, column] / position**options.penalty, read))
         left = np.flatnonzero([len(found[sentence]) < beam for sentence in going] & ~ends)
         if not len(left):
             break
@@ -107,11 +126,24 @@ def _search(
         kept = np.stack([columns[: min(map(len, on))] for columns in on])
         rows, tokens, sums = (np.take_along_axis(x[left], kept, 1) for x in (rows, tokens, values))
         order = left[:, None] * written.shape[1] + rows
-        written = np.concatenate([np.take_along_axis(written[left], rows[:, :, None], 1), tokens[:, :, None]], 2)
+        written, attended = (np.take_along_axis(x[left], rows[:, :, None], 1) for x in (written, attended))
+        written = np.concatenate([written, tokens[:, :, None]], 2)
         if len(left) < len(going):
             source = {name: graphs.value(value.numpy()[left]) for name, value in source.items()}
             going = going[left]
     return [sorted(hypotheses, key=lambda hypothesis: -hypothesis.score) for hypotheses in found]
+
+
+def _attended(weights: np.ndarray, sizes: np.ndarray, width: int) -> np.ndarray:
+    """The indices (B, R, 1) of the source tokens with the largest weights (B, R, S), apart from the end.
+
+    Sources of these `sizes`, with their ends, are padded on the left to `width`.
+    """
+    padding = width - sizes
+    places = np.arange(width)
+    seen = (places >= padding[:, None]) & (places < width - 1)
+    best = np.where(seen[:, None], weights, -np.inf).argmax(2)
+    return (best - padding[:, None])[:, :, None]
 
 
 def _only(scores: np.ndarray, sentences: np.ndarray, token: int) -> None:

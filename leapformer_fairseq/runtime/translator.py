@@ -15,7 +15,7 @@ from .engine import Graphs
 from .folder import CTRANSLATE2, LANGUAGE, TRANSLATION, Folder
 from .text import subwords_of
 
-Batched = Callable[[Sequence[Sequence[int]], Search, Sequence[Sequence[int]]], list[list[Hypothesis]]]
+Batched = Callable[..., list[list[Hypothesis]]]  # as `beam.translate`, without the graphs
 BATCH_TOKENS = 1_000
 AHEAD = 2_000  # lines that are read before the first is translated, so that those of a batch have about one length
 
@@ -23,13 +23,16 @@ AHEAD = 2_000  # lines that are read before the first is translated, so that tho
 class Text(NamedTuple):
     """One translation of a line, or one continuation.
 
-    pieces: its subwords.
-    score:  the sum of their log-probabilities, and of that of the end, over length ** penalty.
+    pieces:    its subwords.
+    score:     the sum of their log-probabilities, and of that of the end, over length ** penalty.
+    alignment: if it is wanted, a pair for each of its subwords: the number of the source's subword that it attends to
+               most, and its own, both from 0.
     """
 
     text: str
     pieces: list[str]
     score: float
+    alignment: list[tuple[int, int]]
 
 
 class Translator:
@@ -61,6 +64,7 @@ class Translator:
         *,
         nbest: int = 1,
         prefixes: Sequence[str] = (),
+        alignments: bool = False,
         batch_tokens: int = BATCH_TOKENS,
         ahead: int = AHEAD,
         search: Search | None = None,
@@ -69,10 +73,12 @@ class Translator:
 
         lines:        texts, or `pieces` of them.
         prefixes:     with which the translation of each line begins.
+        alignments:   also of which subword of the line each one of a translation is one.
         batch_tokens: subwords of a batch of sources, with their padding; language models read line by line.
         ahead:        lines that are read at once, and sorted by length; memory grows with it.
 
-        The translation of an empty line is empty. Raises LeapformerError for a line that is too long for the model.
+        The translation of an empty line is empty. Raises LeapformerError for a line that is too long for the model, and
+        for alignments if the folder has none.
         """
         options = search or Search()
         if not 1 <= nbest <= options.beam:
@@ -82,8 +88,10 @@ class Translator:
         while some := list(islice(numbered, ahead)):
             pieces = [line if isinstance(line, list) else self.pieces(line) for line in some]
             yield from (
-                [self._text(hypothesis) for hypothesis in found[:nbest]] or [Text("", [], 0.0)]
-                for found in self.hypotheses(pieces, options, prefixes[read : read + len(some)], batch_tokens)
+                [self._text(hypothesis) for hypothesis in found[:nbest]] or [Text("", [], 0.0, [])]
+                for found in self.hypotheses(
+                    pieces, options, prefixes[read : read + len(some)], batch_tokens, alignments
+                )
             )
             read += len(some)
 
@@ -107,8 +115,11 @@ class Translator:
         options: Search,
         prefixes: Sequence[str] = (),
         batch_tokens: int = BATCH_TOKENS,
+        alignments: bool = False,
     ) -> list[list[Hypothesis]]:
         """All hypotheses for the `pieces` of each line; none for an empty line of a translation model."""
+        if alignments:
+            self.folder.align_layer()
         sources = [self._source.numbers(pieces) for pieces in lines]
         if self.folder.task == LANGUAGE:  # a prompt may be empty
             return [go_on(self._graphs, source[:-1], options) for source in sources]
@@ -119,11 +130,13 @@ class Translator:
         while order:
             count = max(1, batch_tokens // len(sources[order[-1]]))  # the longest first: memory is largest at once
             batch, order = order[-count:], order[:-count]
-            results = self._search([sources[i] for i in batch], options, [begins[i] for i in batch] if begins else ())
+            some = [begins[i] for i in batch] if begins else ()
+            results = self._search([sources[i] for i in batch], options, some, alignments)
             for place, hypotheses in zip(batch, results, strict=True):
                 found[place] = hypotheses
         return found
 
     def _text(self, hypothesis: Hypothesis) -> Text:
         pieces = self._target.words(hypothesis.tokens)
-        return Text(self.joined(pieces), pieces, float(hypothesis.score))
+        pairs = [(source, place) for place, source in enumerate(hypothesis.sources)]
+        return Text(self.joined(pieces), pieces, float(hypothesis.score), pairs)

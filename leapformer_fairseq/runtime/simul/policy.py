@@ -263,6 +263,16 @@ class PolicyOptions:
         """With the k that a model was trained with, for a policy that has a k and was not given one."""
         return self.but(k=k) if self.lacks_lagging else self
 
+    def of_layers(self, count: int) -> Self:
+        """With `align_layer` counted from 1, for a decoder of `count` layers.
+
+        Raises LeapformerError if there is no such layer.
+        """
+        layer = self.align_layer
+        if not 0 < abs(layer) <= count:
+            raise LeapformerError(f"--align-layer {layer}: the decoder has the layers 1 to {count}")
+        return self.but(align_layer=layer + (count + 1 if layer < 0 else 0))
+
     @property
     def lacks_lagging(self) -> bool:
         """Whether the policy has a k that is not known yet."""
