@@ -28,7 +28,7 @@ from leapformer_fairseq.export.check import compared
 from leapformer_fairseq.export.graphs import DecoderStep, Source
 from leapformer_fairseq.export.language import Prompt
 from leapformer_fairseq.export.plain import check_task
-from leapformer_fairseq.export.states import held, tensors_of
+from leapformer_fairseq.export.states import held, keys_of, tensors_of
 from leapformer_fairseq.export.streaming import Writing
 from leapformer_fairseq.export.write import export_language_model, export_translation
 from leapformer_fairseq.models.loading import load_model
@@ -74,30 +74,41 @@ def in_graph(state: State) -> State:
 
 @pytest.mark.parametrize("plan", [*(name for name in PLANS if serves(name)), "kda-conv", "predicted lengths"])
 def test_steps_with_explicit_states_equal_the_decoder(plan):
-    """Two hypotheses for each of two sentences of other lengths, which change places and replace each other."""
+    """Two hypotheses for each of two sentences of other lengths, which change places and replace each other.
+
+    Attention weights, too, of the first layer, where graphs have them.
+    """
     model = model_of("cosformer", **RATIO) if plan == "predicted lengths" else model_of(plan)
+    weighs = not model.decoder.layers[0].encoder_attn.mechanism.capabilities.needs_inputs
+    keys = keys_of(model.decoder, 1) if weighs else None
     decoder, tokens = model.requires_grad_(False).decoder, torch.randint(4, 34, (4, 6))
     source = torch.tensor([[5, 6, 7, 8, 2], [1, 1, 6, 5, 2]]).repeat_interleave(2, 0)
     orders = [torch.tensor([*order, 2, 3]) for order in ([0, 1], [1, 0], [1, 1], [0, 1], [1, 0], [0, 0])]
     memory: dict[str, Any] = {}
-    step, own, read = DecoderStep(decoder), None, None
+    step, own, read = DecoderStep(decoder, keys), None, None
     with torch.no_grad():
         encoded = model.encoder.forward_torchscript({"src_tokens": source, "src_lengths": torch.tensor([5, 5, 3, 3])})
     for t, order in enumerate(orders):
         with torch.no_grad():
             if t:
                 decoder.reorder_incremental_state_scripting(memory, order)
-            logits, _ = decoder(tokens[:, : t + 1], encoded, incremental_state=memory)
+            logits, extra = decoder(tokens[:, : t + 1], encoded, incremental_state=memory, alignment_layer=0)
         if own is None:
             own = tensors_of(one.empty(4) for one in step.layers.blocks[SELF])
             states = (memory[one.attention.slot].state for one in step.layers.blocks[CROSS])
             read = tensors_of(in_graph(state.reorder(torch.tensor([0, 2]))) for state in states)
+            if keys is not None:
+                keep = TokenInfo.whole(5, ~encoded["encoder_padding_mask"][0][[0, 2]])
+                read += keys.written([], encoded["encoder_out"][0][:, [0, 2]], keep)
             read += [lengths[[0, 2]] for lengths in encoded.get("target_length", [])]
         rows = (tokens[:, t], torch.full((4,), t + 1), order)
         with torch.enable_grad():  # as in the graph
-            log_probs, own = step(*(row.view(2, 2) for row in rows), own, read)
+            log_probs, *weights, own = step(*(row.view(2, 2) for row in rows), own, read)
         expected = logits[:, -1].log_softmax(-1).view(2, 2, -1)
         assert float((expected - log_probs).abs().max()) < 1e-6  # fairseq normalises in float32
+        assert len(weights) == weighs
+        for one in weights:
+            torch.testing.assert_close(one, extra["attn"][0].view(2, 2, -1), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("plan", "reason"), [("luna", "hands something on")])

@@ -117,8 +117,8 @@ class Policy:
 
     A fork of a session copies the policy shallowly: replace attributes, never change a list in place.
 
-    attends: its tokens come with attention weights, which costs a pass over the encoder states for each; exported
-             models have none and refuse it.
+    attends: its tokens come with attention weights, which costs a pass over the encoder states for each; an exported
+             model has them if it was exported with --alignments.
     early:   it writes before the end of the source.
     """
 
