@@ -312,7 +312,7 @@ class AttentionBlock(nn.Module):
 
     def first_state(self, k: Tensor, v: Tensor, key: TokenInfo, mask: Mask) -> State:
         """The state before any token."""
-        return self.mechanism.init_state(len(k), v.shape[3], k, key, mask)
+        return self.mechanism.init_state(k.shape[0], v.shape[3], k, key, mask)
 
     def decoding_step(self) -> Step | None:
         """The mechanism's decoding step, prepared again whenever a weight has changed.

@@ -25,6 +25,7 @@ class Held:
 
     side:   SELF, CROSS or HEARD, see `BLOCK`.
     shapes: shapes of its tensors by name, without the batch dimension, which comes first; a size of 0 grows.
+    masks:  the names of those that hold truth values.
     """
 
     attention: MechanismAttention
@@ -32,6 +33,7 @@ class Held:
     layer: int
     kind: type[State]
     shapes: Mapping[str, tuple[int, ...]]
+    masks: frozenset[str]
 
     @property
     def names(self) -> list[str]:
@@ -45,8 +47,9 @@ class Held:
         return state
 
     def taken(self, tensors: Iterator[Tensor]) -> State:
-        """A state of this block, built from the next tensors."""
-        return self.kind(**{name: next(tensors) for name in self.shapes})
+        """A state of this block, built from the next tensors; masks are 0 and 1 in graphs."""
+        given = {name: next(tensors) for name in self.shapes}
+        return self.kind(**{name: x > 0.5 if name in self.masks else x for name, x in given.items()})
 
 
 def held(stack: Any, side: str) -> list[Held]:
@@ -61,12 +64,15 @@ def held(stack: Any, side: str) -> list[Held]:
         layer, mechanism = len(blocks), attention.mechanism
         where = f"{BLOCK[side]}, layer {layer + 1}: {mechanism.name}"
         if mechanism.capabilities.carry_width is not None:
-            raise LeapformerError(f"{where} hands something on to the next layer, which graphs do not; leave it out")
+            remedy = mechanism.capabilities.carry_remedy or "leave it out"
+            raise LeapformerError(f"{where} hands something on to the next layer, which graphs do not; {remedy}")
         state = attention.empty_state(1)
         if state is None:
             raise LeapformerError(f"{where} has a state that graphs cannot hold; export a model without it")
-        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in state.tensors().items()}
-        blocks.append(Held(attention, side, layer, type(state), shapes))
+        tensors = state.tensors()
+        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in tensors.items()}
+        masks = frozenset(name for name, tensor in tensors.items() if tensor.dtype == torch.bool)
+        blocks.append(Held(attention, side, layer, type(state), shapes, masks))
     return blocks
 
 
@@ -127,8 +133,9 @@ def keys_of(decoder: Any, layer: int) -> Keys:
 
 
 def tensors_of(states: Iterable[State]) -> list[Tensor]:
-    """The tensors of all states, in the order of `shapes_of`."""
-    return [tensor for state in states for tensor in state.tensors().values()]
+    """The tensors of all states, in the order of `shapes_of`; masks as 0 and 1, in the type of the others."""
+    found = [[*state.tensors().values()] for state in states]
+    return [x.to(tensors[0].dtype) if x.dtype == torch.bool else x for tensors in found for x in tensors]
 
 
 def shapes_of(blocks: Sequence[Held]) -> Shapes:

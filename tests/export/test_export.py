@@ -72,13 +72,18 @@ def in_graph(state: State) -> State:
     return GraphCache(k, v, k.new_ones(len(k), k.shape[2]) if keep is None else keep.to(k.dtype))
 
 
-@pytest.mark.parametrize("plan", [*(name for name in PLANS if serves(name)), "kda-conv", "predicted lengths"])
+LEARNED = {"luna_packed": "learned"}
+STEPPED = {"predicted lengths": ("cosformer", RATIO), "luna": ("luna", LEARNED)}
+
+
+@pytest.mark.parametrize("plan", [*(name for name in PLANS if serves(name)), "kda-conv", *STEPPED])
 def test_steps_with_explicit_states_equal_the_decoder(plan):
     """Two hypotheses for each of two sentences of other lengths, which change places and replace each other.
 
     Attention weights, too, of the first layer, where graphs have them.
     """
-    model = model_of("cosformer", **RATIO) if plan == "predicted lengths" else model_of(plan)
+    name, options = STEPPED.get(plan, (plan, {}))
+    model = model_of(name, **options)
     weighs = not model.decoder.layers[0].encoder_attn.mechanism.capabilities.needs_inputs
     keys = keys_of(model.decoder, 1) if weighs else None
     decoder, tokens = model.requires_grad_(False).decoder, torch.randint(4, 34, (4, 6))
@@ -114,7 +119,9 @@ def test_steps_with_explicit_states_equal_the_decoder(plan):
 @pytest.mark.parametrize(("plan", "reason"), [("luna", "hands something on")])
 def test_states_that_graphs_cannot_hold_are_refused(plan, reason):
     model = model_of(plan, encoder=plan)
-    with pytest.raises(LeapformerError, match=f"decoder self-attention, layer 1: {plan} .*{reason}"):
+    with pytest.raises(
+        LeapformerError, match=f"decoder self-attention, layer 1: {plan} .*{reason}.*; take --luna-packed"
+    ):
         held(model.decoder, SELF)
 
 
@@ -197,7 +204,16 @@ def padded_sources_are_read(model: Any, path: Path) -> None:
             torch.testing.assert_close(torch.from_numpy(theirs.numpy()), ours, rtol=1e-4, atol=1e-4)
 
 
-ENCODERS = [*RECURRENT_AND_LINEAR, "softmax", "abc-mlp", "abc-cluster", "abc-linformer", "kda-conv", "simple-gla-conv"]
+ENCODERS = [
+    *RECURRENT_AND_LINEAR,
+    "softmax",
+    "luna",
+    "abc-mlp",
+    "abc-cluster",
+    "abc-linformer",
+    "kda-conv",
+    "simple-gla-conv",
+]
 
 
 @pytest.mark.full
@@ -339,6 +355,7 @@ def test_the_comparison_can_fail(exported, block):
         ("abc-mlp", "gated-delta", {"decoder_self_attention": "abc-window"}),
         ("cosformer", "cosformer", RATIO),
         ("cosformer", "cosformer", {"cosformer_step": 4, "cosformer_length": 0}),
+        ("luna", "luna", {"luna_packed": "learned", **ONE_LAYER}),
         ("softmax", "softmax", {"decoder_layers": 2, "decoder_self_attention": "leap,softmax"}),
         ("leap", "softmax", {"decoder_cross_attention": "softmax"}),
         ("entmax", "entmax", {}),
