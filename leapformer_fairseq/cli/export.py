@@ -169,5 +169,5 @@ def _speech(args: argparse.Namespace, out: Path) -> Exported:
         raise LeapformerError("--data is missing; give the folder of the config yaml, as in training")
     policy = PolicyOptions("offline")  # any will do: the policy is not part of the graphs
     system = load_system(args.path, args.data, args.config_yaml, policy, args.pre_decision_ratio)
-    folder = export_speech(system, out, signature(), _origin(args), args.alignments)
+    folder = export_speech(system, out, signature(), _origin(args), alignments=args.alignments)
     return folder, lambda exported: compared_speech(system, exported, args.check)

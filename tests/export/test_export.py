@@ -125,6 +125,16 @@ def test_states_that_graphs_cannot_hold_are_refused(plan, reason):
         held(model.decoder, SELF)
 
 
+@pytest.mark.parametrize(("plan", "layer", "reason"), [
+    ("leap", 3, "--alignments 3: the decoder has the layers 1 to 2"),
+    ("leap", 0, "--alignments 0: the decoder has the layers 1 to 2"),
+    ("gated-delta", -2, "cross-attention, layer 1: the weights of gated-delta depend on the encoder's states"),
+])  # fmt: skip
+def test_weights_that_steps_cannot_have_are_refused(plan, layer, reason):
+    with pytest.raises(LeapformerError, match=reason):
+        keys_of(model_of(plan).decoder, layer)
+
+
 RECURRENT = [name for name, kind in MECHANISMS.items() if issubclass(kind, RecurrentMechanism)]
 
 

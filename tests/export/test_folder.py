@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,15 @@ def copies(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("folders")
     made = {"speech": speech()[1].path, "text": translation().exported, "demo": demo.MODEL}
     return {name: shutil.copytree(path, folder / name) for name, path in made.items()}
+
+
+def test_the_layer_of_attention_weights_is_known():
+    _, folder = speech()
+    assert folder.align_layer() == folder.align_layer(1) == folder.alignments == folder.layers == 1
+    with pytest.raises(LeapformerError, match="weights of layer 1, not of 2; give --align-layer 1, or export it with"):
+        folder.align_layer(2)
+    with pytest.raises(LeapformerError, match="is a language model, which has no source to attend to"):
+        replace(folder, task="language_modeling").align_layer()
 
 
 # -------------------------------------------------------------------------------------------------------------- damage
