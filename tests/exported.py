@@ -64,6 +64,17 @@ def translation() -> Text:
     return _text("mt", "--task translation --arch leapformer_nmt", flags)
 
 
+def aligning_translation() -> Text:
+    """The same checkpoint, and its folder with attention weights."""
+    text = translation()
+
+    def make(folder: Path) -> None:
+        command = ["export", "--path", str(text.checkpoint), "--out", str(folder / "exported"), "--alignments"]
+        assert main(command) == 0
+
+    return text._replace(exported=made("exported mt with alignments", make) / "exported")
+
+
 def language_model() -> Text:
     """Its attention is a loop in the graph."""
     flags = "--decoder-layers 1 --tokens-per-sample 32 --decoder-self-attention gated-delta"
@@ -87,7 +98,7 @@ def _text(name: str, kind: str, flags: str) -> Text:
 def speech_model(plan: str, **options: Any) -> Any:
     return make_model(
         "leapformer_simulst_tiny", plan, waitk_lagging=2, fixed_pre_decision_ratio=3, input_feat_per_channel=80,
-        encoder_self_attention=plan, decoder_self_attention=plan, decoder_cross_attention=plan, **options,
+        **{"encoder_self_attention": plan, "decoder_self_attention": plan, "decoder_cross_attention": plan, **options},
     )  # fmt: skip
 
 
@@ -100,9 +111,9 @@ def speech_system(plan: str, **options: Any) -> TranslationSystem:
 
 
 def speech() -> tuple[TranslationSystem, Folder]:
-    """A system with a look-ahead, and its folder."""
-    system = speech_system("gated-relu", **AHEAD, **ONE_LAYER)
-    path = made("exported speech", lambda folder: export_speech(system, folder, "signature", {}))
+    """A system with a look-ahead, and its folder, which has attention weights."""
+    system = speech_system("gated-relu", **AHEAD, **ONE_LAYER, decoder_cross_attention="leap")
+    path = made("exported speech", lambda folder: export_speech(system, folder, "signature", {}, alignments=-1))
     return system, Folder.read(path)
 
 

@@ -414,6 +414,7 @@ EXPORT: dict[str, tuple[list[str], set[str], set[str]]] = {
     "--bpe-codes": (["--bpe-codes", "lines"], {"subwords"}, {"text"}),
     "--gpt2-bpe": (["--gpt2-bpe", "lines", "more"], {"subwords"}, {"text"}),
     "--moses": (["--moses", "en-de"], {"subwords"}, {"text"}),
+    "--alignments": (["--alignments", "-2"], {"alignments"}, {"text", "speech"}),
     "--engine": (["--engine", "ctranslate2"], {"engine"}, {"text"}),
     "--quantize": (["--quantize"], {"quantized"}, {*KINDS}),
     "--check": (["--check", "7"], {"compared", "out"}, {*KINDS}),
@@ -431,7 +432,8 @@ def test_every_option_of_export_changes_what_is_exported_or_is_refused(
 ) -> None:
     seen: dict[str, Any] = {}
 
-    def written(model: Any, *given: Any) -> Any:
+    def written(model: Any, *given: Any, alignments: int | None = None) -> Any:
+        seen.update({} if alignments is None else {"alignments": alignments})
         out = next(one for one in given if isinstance(one, Path))
         (out / "graph").write_text(str(model))
         if isinstance(given[-1], write.Subwords):

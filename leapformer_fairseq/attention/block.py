@@ -42,6 +42,7 @@ class Memory:
     shared:    number of neighbouring batch entries that share one state (in cross-attention, a sentence's hypotheses).
     positions: (B, T) or (1, T), positions of the next queries if the caller sets them; None: they are counted.
     rows:      what computes a graph's step instead of the mechanism, if there is such.
+    keys:      keys (B, H, S, D) of the source and what is known of them, for weights, where the source is not at hand.
     """
 
     step: Step | None
@@ -54,6 +55,7 @@ class Memory:
     shared: int = 1
     positions: Tensor | None = None
     rows: RowsStep | None = None
+    keys: tuple[Tensor, TokenInfo] | None = None
 
     def fused(self, device: torch.device) -> Step | None:
         """The fused step; None with gradients or autocast, since it works in place."""
@@ -258,15 +260,16 @@ class AttentionBlock(nn.Module):
             memory.advance(self._columns(part), target_keep)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, self._dim), weights
 
-    def rows_step(self, x: Tensor, memory: Memory) -> Tensor:
+    def rows_step(self, x: Tensor, memory: Memory) -> tuple[Tensor, Tensor | None]:
         """The output (B, C) for the next tokens x (B, C), one of each batch entry, with the few operators of a graph.
 
-        In self-attention they are written to the memory's state, in cross-attention they read it.
+        In self-attention they are written to the memory's state, in cross-attention they read it. The second result
+        are the weights (B, H, 1, S) if the memory has the keys.
         """
         if memory.rows is not None:
             assert memory.state is not None
             out, memory.state = memory.rows(x, memory.state)
-            return self.out_proj(out.flatten(1))
+            return self.out_proj(out.flatten(1)), None
         needs, tokens = self.mechanism.capabilities, memory.tokens(1, None, x.device)
         if needs.needs_inputs or needs.needs_query_inputs:
             tokens = replace(tokens, inputs=x.unsqueeze(1))
@@ -274,15 +277,17 @@ class AttentionBlock(nn.Module):
         def heads(projection: nn.Linear) -> Tensor:
             return projection(x).view(-1, self.num_heads, 1, projection.out_features // self.num_heads)
 
-        q, state = heads(self.q_proj), memory.state
+        q, state, weights = heads(self.q_proj), memory.state, None
         assert state is not None
         if self.crosses:
             out = self.mechanism.read_shared(state, q, tokens, memory.shared)
+            if memory.keys is not None:
+                weights = self.mechanism.weights_shared(q, memory.keys[0], tokens, memory.keys[1], memory.shared)
         else:
             v = heads(self.v_proj)
             k = v if needs.keys_are_values else heads(self.k_proj)
             out, memory.state = self.mechanism.loop(state, q, k, v, tokens, tokens, CAUSAL)
-        return self.out_proj(out.flatten(1))
+        return self.out_proj(out.flatten(1)), weights
 
     def _next_queries(self, query: Tensor, keep: Tensor | None, memory: Memory) -> TokenInfo:
         """What is known of the next tokens, which are queries of cross-attention; `keep` is theirs."""
@@ -336,7 +341,7 @@ class AttentionBlock(nn.Module):
 
     def first_state(self, k: Tensor, v: Tensor, key: TokenInfo, mask: Mask) -> State:
         """The state before any token."""
-        return self.mechanism.init_state(len(k), v.shape[3], k, key, mask)
+        return self.mechanism.init_state(k.shape[0], v.shape[3], k, key, mask)
 
     def decoding_step(self) -> Step | None:
         """The mechanism's decoding step, prepared again whenever a weight has changed.

@@ -279,10 +279,11 @@ class Mechanism(nn.Module):
         In cross-attention these are the hypotheses of a sentence. They become queries of one sequence, so that each
         state is read only once.
         """
-        if shared == 1:
-            return self.read(state, q, query)
-        out = self.read(state, folded(q, shared), query.folded(shared))
-        return unfolded(out, shared, q.shape[2])
+        return _as_one(lambda q, query: self.read(state, q, query), q, query, shared)
+
+    def weights_shared(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, shared: int) -> Tensor:
+        """`weights` (B * shared, H, T, S) of queries (B * shared, H, T, D), as for `read_shared`, with all keys."""
+        return _as_one(lambda q, query: self.weights(q, k, query=query, key=key), q, query, shared)
 
     def loop(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
@@ -576,6 +577,13 @@ def _nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The output (B, H, T, E) if there are no queries or no keys: zeros, with gradients of zero for q, k and v."""
     zero = sum(x[..., :0].sum() for x in (q, k, v))
     return torch.as_tensor(zero, dtype=v.dtype).expand(*q.shape[:3], v.shape[3]).clone()
+
+
+def _as_one(run: Callable[[Tensor, TokenInfo], Tensor], q: Tensor, query: TokenInfo, shared: int) -> Tensor:
+    """`run` for queries (B * shared, H, T, D), of which `shared` neighbouring batch entries become one sequence."""
+    if shared == 1:
+        return run(q, query)
+    return unfolded(run(folded(q, shared), query.folded(shared)), shared, q.shape[2])
 
 
 def _visits(mask: Mask, queries: int, keys: int) -> Iterator[tuple[tuple[int, int], ...]]:

@@ -274,11 +274,16 @@ class Softmax(CachedMechanism):
         return out, GraphCache(k, v)
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout: float) -> Tensor:
+        if dispatch.is_exported():  # PyTorch's kernel would become operators that copy and scale all keys
+            return self._by_pairs(q, k, visible, dropout) @ v
         return _sdpa(q, k, v, attn_mask=_never_empty(visible), dropout_p=dropout)
 
     def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
-        scores = q @ k.mT * self.head_dim**-0.5
-        visible = _never_empty(visible_keys(q, k, key.keep, mask))
+        return self._by_pairs(q, k, visible_keys(q, k, key.keep, mask), dropout)
+
+    def _by_pairs(self, q: Tensor, k: Tensor, visible: Tensor | None, dropout: float) -> Tensor:
+        """Weights (B, H, T, S)."""
+        scores, visible = q * self.head_dim**-0.5 @ k.mT, _never_empty(visible)
         if visible is not None:
             scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
         return F.dropout(scores.softmax(-1), dropout)

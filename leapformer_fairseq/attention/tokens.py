@@ -28,7 +28,7 @@ class Carry(NamedTuple):
 
     def for_batch(self, size: int) -> Carry:
         """The carry for `size` batch entries: one for each sentence, or several neighbours, its hypotheses."""
-        count = len(self.values)
+        count = self.values.shape[0]  # `len` would become a constant in a graph
         if count == size:
             return self
 

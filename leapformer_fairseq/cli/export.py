@@ -29,6 +29,7 @@ ONLY_FOR: dict[str, tuple[tuple[str, ...], str | None]] = {
     "pre_decision_ratio": (SPEECH, None),
     **dict.fromkeys((*SUBWORDS, "moses"), ((*TEXT, *LANGUAGE_MODEL), None)),
     "engine": (TEXT, ONNX),
+    "alignments": ((*TEXT, *SPEECH), None),
 }
 
 
@@ -39,6 +40,8 @@ OPTIONS = """
 --config-yaml NAME = config.yaml  of speech, in --data
 --pre-decision-ratio N:int  of speech: encoder states of a step (default: the trained one)
 --sentencepiece-model FILE:path  of text: copied into DIR, to translate plain text
+--alignments [N=-1]:int  of translation: steps also tell what they attend to, in decoder layer N, from 1, or from the
+                        last one backwards, from -1 (the one of --print-alignment; -1 if N is left out)
 --engine NAME = onnx    what runs DIR: onnx, all models; ctranslate2, translation with softmax in all blocks
 --bpe-codes FILE:path   of text: codes of subword-nmt or fastBPE, in place of a sentencepiece model
 --gpt2-bpe ENCODER VOCAB:path  or encoder.json and vocab.bpe of GPT-2, as for fairseq's --bpe gpt2
@@ -61,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
         raise LeapformerError(f"--check {args.check}: give a number of sources, or 0 for no comparison")
     if args.engine not in TASKS_OF:
         raise LeapformerError(f"--engine {args.engine}: give one of {', '.join(TASKS_OF)}")
+    if args.engine == CTRANSLATE2 and args.alignments is not None:
+        raise LeapformerError(f"--alignments: --engine {CTRANSLATE2} has none; export with --engine {ONNX}")
     arch = _architecture(args.path)
     _check_options(args, arch)
     exporters = {SPEECH: _speech, SYNTHESIS: _synthesis}
@@ -119,6 +124,8 @@ def _text(args: argparse.Namespace, out: Path) -> Exported:
     export: Callable[..., Folder] = export_translation if hasattr(model, "encoder") else export_language_model
     if args.engine == CTRANSLATE2:
         export = functools.partial(export_to_ctranslate2, eight_bits=args.quantize)
+    elif args.alignments is not None:
+        export = functools.partial(export, alignments=args.alignments)
     folder = export(model, task, out, signature(), _origin(args), _subwords(args))
     return folder, lambda exported: compared(model, task, exported, args.check)
 
@@ -163,5 +170,5 @@ def _speech(args: argparse.Namespace, out: Path) -> Exported:
         raise LeapformerError("--data is missing; give the folder of the config yaml, as in training")
     policy = PolicyOptions("offline")  # any will do: the policy is not part of the graphs
     system = load_system(args.path, args.data, args.config_yaml, policy, args.pre_decision_ratio)
-    folder = export_speech(system, out, signature(), _origin(args))
+    folder = export_speech(system, out, signature(), _origin(args), alignments=args.alignments)
     return folder, lambda exported: compared_speech(system, exported, args.check)

@@ -76,8 +76,6 @@ def run(name: str, arguments: list[str]) -> int:
         raise LeapformerError(
             f"{name}: --path {exported} is a folder; exported models serve {', '.join(EXPORTED)}; give the checkpoint"
         )
-    if exported is not None and any(argument.startswith("--print-alignment") for argument in arguments):
-        raise LeapformerError("--print-alignment: exported models have no attention weights; give the checkpoint")
     if name == "train" and not any(argument.split("=")[0] in ("--arch", "-a") for argument in arguments):
         raise LeapformerError("train needs --arch; `leapformer list` shows ours, e.g. --arch leapformer_lm")
     module: Any = importlib.import_module(f"fairseq_cli.{command.module}")

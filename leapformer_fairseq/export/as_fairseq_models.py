@@ -143,21 +143,38 @@ class _Decoder(FairseqIncrementalDecoder):
 
     def __init__(self, dictionary: Any, graphs: Graphs) -> None:
         super().__init__(dictionary)
-        self.graphs = graphs
+        self.graphs, self.aligns = graphs, False
+
+    def make_generation_fast_(self, need_attn: Any = False, **unused: Any) -> None:
+        """Called by fairseq's commands: whether alignments will be printed.
+
+        Raises LeapformerError if they will and the folder has none.
+        """
+        self.aligns = bool(need_attn)
+        if self.aligns:
+            self.graphs.folder.align_layer()
 
     def forward(
         self, prev_output_tokens: Tensor, encoder_out: dict[str, Any], incremental_state: dict[str, Any]
-    ) -> tuple[Tensor, None]:
-        """Log-probabilities (B R, 1, V) after the last of the tokens (B R, T); R is the same for all sentences."""
+    ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
+        """Log-probabilities (B R, 1, V) after the last of the tokens (B R, T); R is the same for all sentences.
+
+        `attn` are the weights (B R, 1, S) of the source, if alignments will be printed.
+        """
         rows, position = encoder_out[ROWS], prev_output_tokens.shape[1]
         shape = (int(rows.max()) + 1, -1)
         states = incremental_state.get(STATES) or self.graphs.begin(SELF, len(rows))
         order = incremental_state.pop(ORDER, torch.arange(len(rows)))
         # In fairseq the hypotheses of a sentence are neighbours, so a view separates sentences and hypotheses.
         tokens = prev_output_tokens[:, -1].cpu().view(shape).numpy()
-        scores, states = self.graphs.step(tokens, position, order.view(shape).numpy(), states, encoder_out[STATES])
-        incremental_state[STATES] = states
-        return torch.from_numpy(scores).flatten(0, 1).unsqueeze(1).to(prev_output_tokens.device), None
+        step = self.graphs.attending_step if self.aligns else self.graphs.step
+        *values, incremental_state[STATES] = step(
+            tokens, position, order.view(shape).numpy(), states, encoder_out[STATES]
+        )
+        scores, *weights = (
+            torch.from_numpy(value).flatten(0, 1).unsqueeze(1).to(prev_output_tokens.device) for value in values
+        )
+        return scores, {"attn": [*weights, None][:1]}
 
     def reorder_incremental_state_scripting(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:
         """Save the order; the graph of the next step reorders the states."""

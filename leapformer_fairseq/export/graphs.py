@@ -16,7 +16,7 @@ from ..attention.block import Memory
 from ..models.length_predictors import Source as LengthSource
 from ..modules import PassOptions
 from ..runtime.folder import CROSS, LENGTH, SELF
-from .states import held, shapes_of, source_shapes, tensors_of
+from .states import Keys, held, shapes_of, source_shapes, tensors_of
 
 
 class Layers(nn.Module):
@@ -26,17 +26,21 @@ class Layers(nn.Module):
     `shapes`: the shapes of all state tensors by side and name (`states.shapes_of`).
     """
 
-    def __init__(self, decoder: Any, layers: Any) -> None:
+    def __init__(self, decoder: Any, layers: Any, keys: Keys | None = None) -> None:
+        """`keys`: of the layer whose attention weights are wanted; None: none are."""
         super().__init__()
-        self.decoder, self.layers = decoder, layers
+        self.decoder, self.layers, self.keys = decoder, layers, keys
         self.blocks = {side: held(decoder, side) for side in (SELF, CROSS)}
         self.steps = {block.attention.slot: block.attention.graph_step() for block in self.blocks[SELF]}
-        self.shapes = {SELF: shapes_of(self.blocks[SELF]), CROSS: source_shapes(decoder)}
+        self.shapes = {SELF: shapes_of(self.blocks[SELF]), CROSS: source_shapes(decoder, keys)}
 
     def forward(
         self, x: Tensor, positions: Tensor, states: list[Tensor], source: list[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Outputs (B, R, C) for tokens x (B, R, C) at `positions` (B, R), from 1, and new states of self-attention."""
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Outputs (B, R, C) for tokens x (B, R, C) at `positions` (B, R), from 1, and new states of self-attention.
+
+        Third come the weights (B, R, S) of the source, the mean over heads, if they are wanted.
+        """
         decoder, (sentences, count, _) = self.decoder, x.shape
         predicted = source[-1] if LENGTH in self.shapes[CROSS] else None
         # Not repeat_interleave, which is wrong for several sentences in a graph.
@@ -53,17 +57,25 @@ class Layers(nn.Module):
                     positions=positions.view(-1, 1),
                     rows=self.steps.get(block.attention.slot),
                 )
-        x = x.flatten(0, 1)
+        if self.keys is not None:
+            weighing = memories[self.keys.block.attention.slot]
+            weighing.keys = self.keys.taken(weighing.state, given[CROSS])
+        x, weights = x.flatten(0, 1), list[Tensor]()
         with decoder.context.own(PassOptions(execution="loop")):
-            for layer in self.layers:
-                x, _, _ = layer(x, x, None, memories)  # in place of the source, which is in the states
+            for number, layer in enumerate(self.layers):
+                # The source is in the states; x is in its place.
+                wanted = self.keys is not None and number == self.keys.block.layer
+                x, found, _ = layer(x, x, None, memories, need_attn=wanted, need_head_weights=wanted)
+                weights += [found.mean(0).view(sentences, count, -1)] if wanted else []  # of (H, B R, 1, S)
         after = tensors_of(memories[block.attention.slot].state for block in self.blocks[SELF])
         x = x.view(sentences, count, -1)
-        return x if decoder.layer_norm is None else decoder.layer_norm(x), after
+        return x if decoder.layer_norm is None else decoder.layer_norm(x), after, weights
 
 
 class DecoderStep(nn.Module):
     """One decoding step: log-probabilities (B, R, V) of the next tokens, and the new states of self-attention.
+
+    With `keys`, the weights (B, R, S) of the source in their layer stand between them.
 
     tokens:    (B, R), the last tokens of the hypotheses.
     positions: (B, R), their positions, from 1.
@@ -71,16 +83,16 @@ class DecoderStep(nn.Module):
                reorders them.
     """
 
-    def __init__(self, decoder: Any) -> None:
+    def __init__(self, decoder: Any, keys: Keys | None = None) -> None:
         super().__init__()
-        self.decoder, self.layers = decoder, Layers(decoder, decoder.layers)
+        self.decoder, self.layers = decoder, Layers(decoder, decoder.layers, keys)
 
     def forward(
         self, tokens: Tensor, positions: Tensor, order: Tensor, states: list[Tensor], source: list[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> tuple[Any, ...]:
         states = [x.index_select(0, order.flatten()) for x in states]
-        x, states = self.layers(embedded(self.decoder, tokens, positions), positions, states, source)
-        return log_probs(self.decoder, x), states
+        x, states, weights = self.layers(embedded(self.decoder, tokens, positions), positions, states, source)
+        return log_probs(self.decoder, x), *weights, states
 
 
 def embedded(stack: Any, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -122,11 +134,11 @@ class Source(nn.Module):
     by name (`states.source_shapes`).
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, keys: Keys | None = None) -> None:
         """Raises LeapformerError if the model has an untrained length predictor."""
         super().__init__()
-        self.encoder, self.decoder = model.encoder, model.decoder
-        self.blocks, self.shapes = held(self.decoder, CROSS), source_shapes(self.decoder)
+        self.encoder, self.decoder, self.keys = model.encoder, model.decoder, keys
+        self.blocks, self.shapes = held(self.decoder, CROSS), source_shapes(self.decoder, keys)
         if LENGTH in self.shapes:
             self.encoder.length_predictor.check()
 
@@ -152,6 +164,7 @@ class Source(nn.Module):
         x = self.spoken(x, speakers)
         info = TokenInfo.whole(x.shape[0], keep)
         states = tensors_of(one.attention.write_source(one.empty(x.shape[1]), x, info) for one in self.blocks)
+        states += [] if self.keys is None else self.keys.written([], x, info)
         if LENGTH not in self.shapes:
             return states
         return [*states, encoder.length_predictor.steps(LengthSource(tokens, x.transpose(0, 1), keep))]

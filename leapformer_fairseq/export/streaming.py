@@ -15,7 +15,7 @@ from ..attention import TokenInfo, sinusoids
 from ..modules import PassOptions
 from ..runtime.folder import CROSS, HEARD
 from ..support.errors import LeapformerError
-from .states import held, tensors_of
+from .states import Keys, held, source_shapes, tensors_of
 
 
 class Listening(nn.Module):
@@ -73,11 +73,11 @@ class Writing(nn.Module):
     `start` (1,): the number of rows written before.
     """
 
-    def __init__(self, decoder: Any) -> None:
+    def __init__(self, decoder: Any, keys: Keys | None = None) -> None:
         """Raises LeapformerError for a mechanism that cannot write a source in parts."""
         super().__init__()
-        self.decoder = decoder
-        self.blocks = held(decoder, CROSS)
+        self.decoder, self.keys = decoder, keys
+        self.blocks, self.shapes = held(decoder, CROSS), source_shapes(decoder, keys)
         for layer, block in enumerate(self.blocks, 1):
             mechanism = block.attention.mechanism
             if not mechanism.capabilities.append:
@@ -88,7 +88,8 @@ class Writing(nn.Module):
 
     def forward(self, rows: Tensor, count: Tensor, start: Tensor, states: list[Tensor]) -> list[Tensor]:
         given, tokens = iter(states), _as_tokens(rows, start, count)
-        return tensors_of(block.attention.write_source(block.taken(given), rows, tokens) for block in self.blocks)
+        after = tensors_of(block.attention.write_source(block.taken(given), rows, tokens) for block in self.blocks)
+        return after if self.keys is None else [*after, *self.keys.written(list(given), rows, tokens)]
 
 
 def _between(x: Tensor, first: Tensor, stop: Tensor) -> Tensor:

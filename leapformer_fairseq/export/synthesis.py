@@ -49,7 +49,7 @@ class SpeechStep(nn.Module):
         drops, projection = decoder.prenet
         x = projection(dropped(drops, frames, kept))
         x = x + decoder.pos_emb_alpha * _positional(positions, decoder, x)
-        x, states = self.layers(x, positions, states, source)
+        x, states, _ = self.layers(x, positions, states, source)
         return decoder.feat_proj(x), decoder.eos_proj(x)[:, :, 0].sigmoid(), states
 
 

@@ -21,6 +21,7 @@ from ..modules import attentions
 from ..runtime import espeak
 from ..runtime.cmvn import Cmvn
 from ..runtime.folder import (
+    ATTENTION,
     BEFORE,
     CODES,
     COUNT,
@@ -68,7 +69,7 @@ from .graphs import DecoderStep, Source
 from .language import Prompt
 from .layout import simplify
 from .plain import check_task
-from .states import shapes_of, starts_of
+from .states import Keys, keys_of, shapes_of, starts_of
 from .streaming import Listening, Writing
 from .subwords import PLAIN, Subwords, check_subwords, codes_of
 from .synthesis import Phonemes, Refined, SpeechStep
@@ -80,20 +81,29 @@ ANY = torch.export.Dim.DYNAMIC  # a size that must stay variable; export fails i
 
 
 def export_translation(
-    model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any], subwords: Subwords = PLAIN
+    model: Any,
+    task: Any,
+    out: Path,
+    signature: str,
+    origin: dict[str, Any],
+    subwords: Subwords = PLAIN,
+    alignments: int | None = None,
 ) -> Folder:
     """Write the folder of a text translation model, graphs and all other files; `origin` as in `Folder`.
 
-    `subwords`: how plain text is split.
+    `subwords`: how plain text is split. `alignments`: the decoder layer whose attention weights steps return, from 1,
+    or from the last one backwards, from -1.
     Raises LeapformerError for mechanisms and tasks that cannot be exported, for subwords of another vocabulary, or if a
     library is missing.
     """
     check_task(task)
     check_subwords(subwords, task.source_dictionary.symbols)
+    keys = _keys(model, alignments)
     model = _frozen(model, out)
-    write_source(Source(model), out)
-    states = write_step(model.decoder, out)
-    return _complete(_translation(model, task, out, states, signature, origin), model, subwords)
+    write_source(Source(model, keys), out)
+    states = write_step(model.decoder, out, keys)
+    folder = _translation(model, task, out, states, signature, origin)
+    return _complete(_aligning(folder, keys), model, subwords)
 
 
 def _translation(
@@ -196,43 +206,49 @@ def write_synthesis(model: Any, out: Path) -> tuple[dict[str, Shapes], Speaking]
     return states, Speaking(decoder.n_frames_per_step, decoder.out_dim, len(drops.layers), units, drops.dropout, {})
 
 
-def export_speech(system: TranslationSystem, out: Path, signature: str, origin: dict[str, Any]) -> Folder:
+def export_speech(
+    system: TranslationSystem, out: Path, signature: str, origin: dict[str, Any], alignments: int | None = None
+) -> Folder:
     """Write the folder of a model for simultaneous translation, graphs and all other files; `origin` as in `Folder`.
 
+    `alignments`: as for `export_translation`.
     Raises LeapformerError for mechanisms and encoders that cannot be exported, or if a library is missing.
     """
+    keys = _keys(system.model, alignments)
     model = _frozen(system.model, out)
     if model.decoder.context.facts.knows_lengths:
         raise LeapformerError(
             "--length-predictor: a model that is told the target's length cannot be exported for speech, which has not "
             "ended yet; train without"
         )
-    states, about = write_speech(model, system.state_frames, system.step_frames, out)
+    states, about = write_speech(model, system.state_frames, system.step_frames, out, keys)
     cmvn = system.cmvn
     if cmvn is not None:
         about = replace(about, mean=cmvn.mean.tolist(), std=cmvn.std.tolist())
     about = replace(about, lagging=getattr(model, "lagging", None), forbidden=list(system.forbidden))
     words = {"target": vocabulary(model.decoder.dictionary)}
     folder = Folder(out, SPEECH, states, words, model.max_decoder_positions(), signature, origin, about)
-    return _complete(folder, model, Subwords(system.detokenizer.model_file))
+    return _complete(_aligning(folder, keys), model, Subwords(system.detokenizer.model_file))
 
 
-def write_speech(model: Any, frames: int, step_frames: int, out: Path) -> tuple[dict[str, Shapes], Speech]:
+def write_speech(
+    model: Any, frames: int, step_frames: int, out: Path, keys: Keys | None = None
+) -> tuple[dict[str, Shapes], Speech]:
     """Write the graphs of a model for simultaneous translation to an existing folder.
 
-    `frames` per encoder state, `step_frames` per pre-decision step. Returns the shapes of its states, and the sizes for
-    which the graphs are made.
+    `frames` per encoder state, `step_frames` per pre-decision step; `keys` as for `write_step`. Returns the shapes of
+    its states, and the sizes for which the graphs are made.
     """
-    listening, writing = Listening(model.encoder), Writing(model.decoder)
+    listening, writing = Listening(model.encoder), Writing(model.decoder, keys)
     encoder, n_bins = model.encoder, model.encoder.input_dim
-    heard, read = shapes_of(listening.blocks), shapes_of(writing.blocks)
+    heard, read = shapes_of(listening.blocks), writing.shapes
     before, count, start = (torch.tensor([number]) for number in (frames, 1, 2))
     chunk = torch.zeros(1, frames * (1 + encoder.chunks.tokens), n_bins)
     given = {FRAMES: chunk, BEFORE: before, COUNT: count, START: start}
     write_with_states(listening, given, [(heard, 1)], [ROWS], out / LISTEN)
     rows = torch.zeros(step_frames // frames, 1, encoder.out.out_features)
     write_with_states(writing, {ROWS: rows, COUNT: count, START: start}, [(read, 1)], [], out / WRITE)
-    states = {HEARD: heard, **write_step(model.decoder, out)}
+    states = {HEARD: heard, **write_step(model.decoder, out, keys)}
     return states, Speech(frames, encoder.chunks.size, encoder.chunks.ahead, step_frames, n_bins)
 
 
@@ -308,14 +324,27 @@ def _frozen(model: Any, out: Path) -> Any:
     return model
 
 
-def write_step(decoder: Any, out: Path) -> dict[str, Shapes]:
-    """Write the graph of a decoding step to an existing folder; returns the shapes of its states."""
-    step = DecoderStep(decoder)
+def _keys(model: Any, alignments: int | None) -> Keys | None:
+    return None if alignments is None else keys_of(model.decoder, alignments)
+
+
+def _aligning(folder: Folder, keys: Keys | None) -> Folder:
+    """The folder of graphs that were made with these keys."""
+    return folder if keys is None else replace(folder, alignments=keys.block.layer + 1)
+
+
+def write_step(decoder: Any, out: Path, keys: Keys | None = None) -> dict[str, Shapes]:
+    """Write the graph of a decoding step to an existing folder; returns the shapes of its states.
+
+    `keys`: of the layer whose attention weights it returns, too; None: of none.
+    """
+    step = DecoderStep(decoder, keys)
     tokens = torch.full((SENTENCES, HYPOTHESES), decoder.padding_idx + 1)
     order, states = torch.arange(tokens.numel()).view_as(tokens), step.layers.shapes
     given = {TOKENS: tokens, POSITIONS: torch.ones_like(tokens), ORDER: order}
     held = [(states[SELF], tokens.numel()), (states[CROSS], SENTENCES)]
-    write_with_states(step, given, held, [LOG_PROBS], out / STEP, dict.fromkeys(given, {0: ANY, 1: ANY}))
+    outputs = [LOG_PROBS] if keys is None else [LOG_PROBS, ATTENTION]
+    write_with_states(step, given, held, outputs, out / STEP, dict.fromkeys(given, {0: ANY, 1: ANY}))
     return states
 
 

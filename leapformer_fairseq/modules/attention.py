@@ -97,7 +97,8 @@ class MechanismAttention(FairseqIncrementalState, AttentionBlock):
         A query (B, C) is the next token of each batch entry in a graph, whose state is in `incremental_state`.
         """
         if query.dim() == 2:
-            return self.rows_step(query, self.memory(incremental_state or {})), None
+            out, weights = self.rows_step(query, self.memory(incremental_state or {}))
+            return out, None if weights is None else weights.transpose(0, 1)
         if torch.is_grad_enabled():
             self._prepared = None  # weights are about to change (see `train`)
         wanted = (need_weights or need_head_weights) and self._composes(need_head_weights)
@@ -160,6 +161,10 @@ class MechanismAttention(FairseqIncrementalState, AttentionBlock):
         """Write more of a source (S, B, C) to the state of cross-attention, as a graph can do it."""
         tokens = self.described(tokens, source).cleared()
         return self.mechanism.write_loop(state, *self.project_keys(source, tokens), tokens)
+
+    def source_keys(self, source: Tensor, tokens: TokenInfo) -> Tensor:
+        """The keys (B, H, S, D) of a source (S, B, C) in cross-attention."""
+        return self.project_keys(source, self.described(tokens, source).cleared())[0]
 
     # --------------------------------------------------------------------------------------------- the pass that runs
     def lengths(self) -> Tensor | None:

@@ -38,6 +38,8 @@ folder DIR:path         an exported model; from or to speech: DIR --help tells m
 --seed N:int = 1        of sampling
 --nbest N:int = 1       print so many hypotheses of each line, one a line
 --scores                print the score before each, and a tab
+--alignments            print a tab behind each, and pairs of source and target subwords, as 0-0 1-1 (needs a folder
+                        that was exported with --alignments)
 --prefixes FILE         with what the translation of each line begins
 --too-long {choice([SKIP, CUT])} = {SKIP}  a line that is too long gets an empty one, or that of its beginning;
                         of a prompt, its end
@@ -120,6 +122,7 @@ def _translate(translator: Translator, search: Search, args: argparse.Namespace,
         watch(done, total)
 
     options: dict[str, Any] = {"search": search, "nbest": args.nbest, "batch_tokens": args.batch_tokens}
+    options["alignments"] = args.alignments
     options |= {"seed": np.random.default_rng(args.seed), "watch": count}
     stdin: Any = sys.stdin.buffer  # which typeshed declares without read1
     for some in waiting(stdin):
@@ -132,8 +135,9 @@ def _translate(translator: Translator, search: Search, args: argparse.Namespace,
         found = translator.translate(readable, prefixes=begins, **options)
         for pieces in lines:
             for one in [EMPTY] if pieces is None else next(found):
+                score, pairs = f"{one.score:.4f}", " ".join(f"{source}-{place}" for source, place in one.alignment)
                 text = one.text.replace("\n", " ")  # bytes of GPT-2's may be any
-                print(f"{one.score:.4f}\t{text}" if args.scores else text, flush=True)
+                print(*[score] * args.scores, text, *[pairs] * args.alignments, sep="\t", flush=True)
         read, refused = read + len(lines), refused + lines.count(None)
     if unknown:
         few = " ".join(piece for piece, _ in unknown.most_common(5))

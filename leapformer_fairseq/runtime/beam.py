@@ -6,7 +6,7 @@ Shapes: B sentences, R hypotheses of each, V words.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -55,10 +55,14 @@ class Search:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """Tokens with the end of sentence, and the sum of their log-probabilities over length ** penalty."""
+    """Tokens with the end of sentence, and the sum of their log-probabilities over length ** penalty.
+
+    `sources`: if alignments are wanted, the index of the source token that each attends to most, but not of the end.
+    """
 
     tokens: list[int]
     score: float
+    sources: list[int] = field(default_factory=list)
 
 
 def translate(
@@ -67,15 +71,18 @@ def translate(
     options: Search,
     prefixes: Sequence[Sequence[int]] = (),
     chances: Sequence[np.random.Generator] = (),
+    alignments: bool = False,
 ) -> list[list[Hypothesis]]:
     """The translations of each of B sources, which end with the end of sentence, best first.
 
     `prefixes`: with which tokens the translations of each source begin; none: with any. `chances`: of sampling, the
-    random numbers of each source.
+    random numbers of each source. `alignments`: find the sources of their tokens; the folder must have attention
+    weights.
     """
     pad, width = graphs.folder.vocabularies["source"].pad, max(map(len, sources))
     tokens = np.array([[pad] * (width - len(source)) + list(source) for source in sources])  # on the left, as fairseq
-    return _search(graphs, graphs.read(tokens), list(map(len, sources)), options, None, prefixes, chances)
+    read, sizes = graphs.read(tokens), list(map(len, sources))
+    return _search(graphs, read, sizes, options, None, prefixes, chances, width if alignments else None)
 
 
 def go_on(
@@ -99,8 +106,11 @@ def _search(
     given: Sequence[int] | None = None,
     prefixes: Sequence[Sequence[int]] = (),
     chances: Sequence[np.random.Generator] = (),
+    width: int | None = None,
 ) -> list[list[Hypothesis]]:
     """`given`: the first tokens of all hypotheses; None: the end of sentence, with which fairseq starts a target.
+
+    `width`: of the padded sources, if alignments are wanted.
 
     Sentences that are finished leave the batch. A sample is a sentence of its own.
     """
@@ -113,6 +123,7 @@ def _search(
     begin = np.array([target.eos] if given is None else given)[: longest.max() + 1]
     written, sums = np.tile(begin, (len(going), beam, 1)), np.zeros((len(going), beam), np.float32)
     states, order = graphs.begin(SELF, len(sizes)), np.tile(going[:, None], beam)
+    attended = np.zeros((len(going), beam, 0), int)  # the source of each token of `written`, and of the next one
     if samples > 1:
         source = _rows(graphs, source, going)
     if len(begin) > 1:
@@ -120,7 +131,11 @@ def _search(
         sums += _adjusted(log_probs, options, target)[0, np.arange(len(begin) - 1), begin[1:]].sum()
         sums[:, 1:] = -np.inf  # else all hypotheses would be the same
     for position in range(len(begin), longest.max() + 2):
-        log_probs, states = graphs.step(written[:, :, -1], position, order, states, source)
+        if width is None:
+            log_probs, states = graphs.step(written[:, :, -1], position, order, states, source)
+        else:
+            log_probs, weights, states = graphs.attending_step(written[:, :, -1], position, order, states, source)
+            attended = np.concatenate([attended, _attended(weights, np.array(sizes)[going], width)], 2)
         scores = _adjusted(log_probs, options, target)
         ends = position > longest[going]
         _only(scores, ends, target.eos)
@@ -146,7 +161,8 @@ def _search(
             hypotheses = found[going[place]]
             if len(hypotheses) < options.beam:
                 history = [*written[place, rows[place, column], 1:].tolist(), target.eos]
-                hypotheses.append(Hypothesis(history, values[place, column] / position**options.penalty))
+                read = attended[place, rows[place, column], : position - 1].tolist()
+                hypotheses.append(Hypothesis(history, values[place, column] / position**options.penalty, read))
         done = ended[:, 0] if options.sampling else [len(found[sentence]) == beam for sentence in going]
         left = np.flatnonzero(~(ends | done))
         if not len(left):
@@ -156,7 +172,8 @@ def _search(
         kept = np.stack([columns[: min(map(len, on))] for columns in on])
         rows, tokens, sums = (np.take_along_axis(x[left], kept, 1) for x in (rows, tokens, values))
         order = left[:, None] * written.shape[1] + rows
-        written = np.concatenate([np.take_along_axis(written[left], rows[:, :, None], 1), tokens[:, :, None]], 2)
+        written, attended = (np.take_along_axis(x[left], rows[:, :, None], 1) for x in (written, attended))
+        written = np.concatenate([written, tokens[:, :, None]], 2)
         if len(left) < len(going):
             source, going = _rows(graphs, source, left), going[left]
             chances = [chances[row] for row in left] if chances else ()
@@ -177,6 +194,18 @@ def _adjusted(log_probs: np.ndarray, options: Search, words: Vocabulary) -> np.n
     scores[..., words.pad] = -np.inf
     scores[..., words.unk] -= options.unk_penalty
     return scores
+
+
+def _attended(weights: np.ndarray, sizes: np.ndarray, width: int) -> np.ndarray:
+    """The indices (B, R, 1) of the source tokens with the largest weights (B, R, S), apart from the end.
+
+    Sources of these `sizes`, with their ends, are padded on the left to `width`.
+    """
+    padding = width - sizes
+    places = np.arange(width)
+    seen = (places >= padding[:, None]) & (places < width - 1)
+    best = np.where(seen[:, None], weights, -np.inf).argmax(2)
+    return (best - padding[:, None])[:, :, None]
 
 
 def _only(scores: np.ndarray, sentences: np.ndarray, token: int) -> None:

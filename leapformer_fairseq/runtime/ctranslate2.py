@@ -40,8 +40,12 @@ class CTranslate2:
         options: Search,
         prefixes: Sequence[Sequence[int]] = (),
         chances: Sequence[Any] = (),
+        alignments: bool = False,
     ) -> list[list[Hypothesis]]:
-        """As `beam.translate`. Raises LeapformerError for what it has not, or draws by random numbers of its own."""
+        """As `beam.translate`, without alignments.
+
+        Raises LeapformerError for what it has not, or draws by random numbers of its own.
+        """
         for option, given in (
             ("--sampling", options.sampling),
             ("--temperature", options.temperature != 1),

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..support.errors import LeapformerError
 from .folder import (
+    ATTENTION,
     BEFORE,
     CROSS,
     GRAPHS,
@@ -114,10 +115,23 @@ class Graphs:
 
         `order` (B, R) holds the entry of the self-attention states that each hypothesis continues.
         """
+        (log_probs,), states = self._step(tokens, position, order, states, source, LOG_PROBS)
+        return log_probs, states
+
+    def attending_step(
+        self, tokens: np.ndarray, position: int, order: np.ndarray, states: Values, source: Values
+    ) -> tuple[np.ndarray, np.ndarray, Values]:
+        """`step`, which also returns the attention weights (B, R, S) of `folder.align_layer`, second."""
+        (log_probs, weights), states = self._step(tokens, position, order, states, source, LOG_PROBS, ATTENTION)
+        return log_probs, weights, states
+
+    def _step(
+        self, tokens: np.ndarray, position: int, order: np.ndarray, states: Values, source: Values, *outputs: str
+    ) -> tuple[list[np.ndarray], Values]:
         rows = {TOKENS: tokens, POSITIONS: np.full(tokens.shape, position), ORDER: order}
         given = {name: value.astype(np.int64) for name, value in rows.items()}
-        (log_probs,), states = self.advance(STEP, {**given, **source}, states, LOG_PROBS)
-        return log_probs.numpy(), states
+        values, states = self.advance(STEP, {**given, **source}, states, *outputs)
+        return [value.numpy() for value in values], states
 
     def text(self, tokens: np.ndarray, states: Values, before: int = 0) -> tuple[np.ndarray, Values]:
         """Log-probabilities (B, T, V) of the token after each of the tokens (B, T), and the states after the last.

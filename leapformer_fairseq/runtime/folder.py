@@ -48,8 +48,10 @@ FILES = {  # of all exports
 TOKENS, POSITIONS, ORDER, SPEAKERS = "tokens", "positions", "order", "speakers"
 FRAMES, ROWS, BEFORE, COUNT, START, KEPT = "frames", "rows", "before", "count", "start", "kept"
 LOG_PROBS, ENDED, NEXT = "log_probs", "ended", ".next"  # of outputs
+ATTENTION = "attention"  # an output: how much hypotheses attend to a source, (B, R, S), in one layer
 SELF, CROSS, HEARD = "self", "cross", "heard"  # states of decoder self-attention, cross-attention, a streaming encoder
 LENGTH = "cross.length"  # a state of cross-attention: the predicted length of the target in steps
+KEYS, REAL = "source_keys", "real"  # of a layer's cross-attention: its keys, and 1 where they are no padding
 Shapes = dict[str, list[int]]  # of states by name, without the dimension of hypotheses; a size of 0 grows with the text
 # The kinds of attention with states, and the vocabularies, of each task.
 SIDES = {TRANSLATION: (SELF, CROSS), SPEECH: (HEARD, SELF, CROSS), LANGUAGE: (SELF, CROSS), SYNTHESIS: (SELF, CROSS)}
@@ -170,6 +172,7 @@ class Folder:
     origin: the checkpoint, as described by `checkpoints.describe_checkpoint`.
     max_source: most tokens of a source of text; None: any number.
     moses: languages of source and target, whose text is split into words as by Moses; None: it is not.
+    alignments: the decoder layer whose attention weights the steps return, from 1; None: they return none.
     engine: what runs it: `ONNX`, or `CTRANSLATE2`, which has its own states.
     files:  the other files by name; empty if unknown, as in a folder that is being written.
     """
@@ -186,6 +189,7 @@ class Folder:
     language: Language | None = None
     max_source: int | None = None
     moses: list[str] | None = None
+    alignments: int | None = None
     engine: str = ONNX
     starts: dict[str, list[Any]] = field(default_factory=dict)
     files: dict[str, Content] = field(default_factory=dict, compare=False)
@@ -229,9 +233,34 @@ class Folder:
 
     @property
     def is_newer(self) -> bool:
-        """Whether earlier versions cannot run it: a state grows with the text, or the engine is not onnxruntime."""
+        """Whether earlier versions cannot run it: a state grows with the text, or the engine is not onnxruntime.
+
+        States grow wherever there are alignments.
+        """
         grows = any(0 in shape for states in self.states.values() for shape in states.values())
         return grows or self.engine != ONNX
+
+    @property
+    def layers(self) -> int:
+        """The number of decoder layers, as its states tell."""
+        return len({name.split(".")[1] for name in self.states[CROSS] if name != LENGTH})
+
+    def align_layer(self, layer: int | None = None) -> int:
+        """The decoder layer whose attention weights are there, from 1.
+
+        `layer`: the one that is wanted; None: any. Raises LeapformerError if they are not there.
+        """
+        remedy = "export it with --alignments" if layer is None else f"export it with --alignments {layer}"
+        if self.task == LANGUAGE:
+            raise LeapformerError(f"{self.path} is a language model, which has no source to attend to")
+        if self.alignments is None:
+            raise LeapformerError(f"{self.path} was exported without attention weights; {remedy}")
+        if layer not in (None, self.alignments):
+            raise LeapformerError(
+                f"{self.path} was exported with the attention weights of layer {self.alignments}, not of {layer}; give "
+                f"--align-layer {self.alignments}, or {remedy}"
+            )
+        return self.alignments
 
     def file(self, name: str) -> Path:
         """The path of a file that is opened next. Raises LeapformerError if its content does not fit its hash."""
@@ -255,6 +284,7 @@ class Folder:
             "max_target": int(self.max_target),  # fairseq has a default of 1e6
             **({} if self.max_source is None else {"max_source": self.max_source}),
             **({} if self.moses is None else {"moses": self.moses}),
+            **({} if self.alignments is None else {"alignments": self.alignments}),
             **({} if self.engine == ONNX else {"engine": self.engine}),
             "signature": self.signature,
             "checkpoint": self.origin,
@@ -336,6 +366,9 @@ def _wrong(folder: Folder) -> Iterator[str]:
     moses = folder.moses
     yield from _unless(moses is None or (len(moses) == 2 and all(moses)), "moses", moses)
     yield from _unless(folder.max_source is None or folder.max_source >= 1, "max_source", folder.max_source)
+    if (layer := folder.alignments) is not None:
+        known = folder.states.get(CROSS, {}).get(f"{CROSS}.{layer - 1}.{REAL}") == [0] and task in (TRANSLATION, SPEECH)
+        yield from _unless(known, "alignments", layer)
     for side, states in folder.states.items():
         yield from _unless(bool(states) or (side, task) == (CROSS, LANGUAGE), f"states.{side}", states)
     shapes = {name: shape for side in folder.states.values() for name, shape in side.items()}

@@ -20,7 +20,7 @@ from .text import subwords_of
 
 T = TypeVar("T")
 Chances = Sequence[np.random.Generator]
-Batched = Callable[[Sequence[Sequence[int]], Search, Sequence[Sequence[int]], Chances], list[list[Hypothesis]]]
+Batched = Callable[..., list[list[Hypothesis]]]  # as `beam.translate`, without the graphs
 BATCH_TOKENS = 1_000
 AHEAD = 2_000  # lines that are read before the first is translated, so that those of a batch have about one length
 
@@ -40,16 +40,19 @@ class TooLong(LeapformerError):
 class Text(NamedTuple):
     """One translation of a line, or one continuation.
 
-    pieces: its subwords.
-    score:  the sum of their log-probabilities, and of that of the end, over length ** penalty.
+    pieces:    its subwords.
+    score:     the sum of their log-probabilities, and of that of the end, over length ** penalty.
+    alignment: if it is wanted, a pair for each of its subwords: the number of the source's subword that it attends to
+               most, and its own, both from 0.
     """
 
     text: str
     pieces: list[str]
     score: float
+    alignment: list[tuple[int, int]]
 
 
-EMPTY = Text("", [], 0.0)
+EMPTY = Text("", [], 0.0, [])
 
 
 class Translator:
@@ -81,6 +84,7 @@ class Translator:
         *,
         nbest: int = 1,
         prefixes: Sequence[str] = (),
+        alignments: bool = False,
         batch_tokens: int = BATCH_TOKENS,
         ahead: int = AHEAD,
         search: Search | None = None,
@@ -92,13 +96,15 @@ class Translator:
 
         lines:        texts, or `pieces` of them.
         prefixes:     with which the translation of each line begins.
+        alignments:   also of which subword of the line each one of a translation is one.
         batch_tokens: subwords of a batch of sources, with their padding; language models read line by line.
         ahead:        lines that are read at once, and sorted by length; memory grows with it.
         seed:         of sampling. What is drawn depends on it and on the number of the line, not on batches.
         cut:          read what can be read of a line that is too long.
         watch:        called with the number of lines when some of those that were read are done.
 
-        The translation of an empty line is empty. Raises TooLong for a line that is too long for the model.
+        The translation of an empty line is empty. Raises TooLong for a line that is too long for the model, and
+        LeapformerError for alignments if the folder has none.
         """
         options, chances = search or Search(), np.random.default_rng(seed)
         if prefixes and self.folder.task == LANGUAGE:
@@ -118,6 +124,7 @@ class Translator:
                     options,
                     prefixes[read : read + len(some)],
                     batch_tokens,
+                    alignments,
                     chances.spawn(len(some)) if options.sampling else (),
                     watch,
                 )
@@ -163,6 +170,7 @@ class Translator:
         options: Search,
         prefixes: Sequence[str] = (),
         batch_tokens: int = BATCH_TOKENS,
+        alignments: bool = False,
         chances: Chances = (),
         watch: Callable[[int], object] = unwatched,
     ) -> list[list[Hypothesis]]:
@@ -170,6 +178,8 @@ class Translator:
 
         `chances`: of sampling, the random numbers of each line. `watch`: as of `translate`.
         """
+        if alignments:
+            self.folder.align_layer()
         sources = [self._source.numbers(pieces) for pieces in lines]
         found: list[list[Hypothesis]] = [[] for _ in lines]
         if self.folder.task == LANGUAGE:  # a prompt may be empty
@@ -184,7 +194,8 @@ class Translator:
         while order:
             count = max(1, batch_tokens // len(sources[order[-1]]))  # the longest first: memory is largest at once
             batch, order = order[-count:], order[:-count]
-            results = self._search(_those(sources, batch), options, _those(begins, batch), _those(chances, batch))
+            some = _those(begins, batch)
+            results = self._search(_those(sources, batch), options, some, _those(chances, batch), alignments)
             for place, hypotheses in zip(batch, results, strict=True):
                 found[place] = hypotheses
             watch(len(batch))
@@ -192,7 +203,8 @@ class Translator:
 
     def _text(self, hypothesis: Hypothesis) -> Text:
         pieces = self._target.words(hypothesis.tokens)
-        return Text(self.joined(pieces), pieces, float(hypothesis.score))
+        pairs = [(source, place) for place, source in enumerate(hypothesis.sources)]
+        return Text(self.joined(pieces), pieces, float(hypothesis.score), pairs)
 
 
 def _those(given: Sequence[T], places: Sequence[int]) -> Sequence[T]:

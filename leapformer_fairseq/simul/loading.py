@@ -102,11 +102,7 @@ def resolve_policy(model: Any, policy: PolicyOptions, ratio: int | None) -> tupl
     ratio = getattr(model, "pre_decision_ratio", None) if ratio is None else ratio
     if ratio is None or policy.lacks_lagging:
         raise LeapformerError("this model was not trained with wait-k; give --waitk-lagging and --pre-decision-ratio")
-    layers = len(model.decoder.layers)
-    if not 0 < abs(policy.align_layer) <= layers:
-        raise LeapformerError(f"--align-layer {policy.align_layer}: the decoder has the layers 1 to {layers}")
-    from_one = policy.align_layer + (layers + 1 if policy.align_layer < 0 else 0)
-    return policy.but(align_layer=from_one), ratio
+    return policy.of_layers(len(model.decoder.layers)), ratio
 
 
 def _detokenizer(dictionary: Any, config: Any, root: Path) -> Detokenizer:

@@ -136,6 +136,10 @@ REFUSED = [
     ("export --path {teacher} --out o --check -1", "--check -1: give a number of sources"),
     ("export --path {teacher} --out o --sentencepiece-model no", "--sentencepiece-model no: no such file"),
     ("export --path {teacher} --out o --engine tensorrt", "--engine tensorrt: give one of onnx, ctranslate2"),
+    (
+        "export --path {teacher} --out o --engine ctranslate2 --alignments",
+        "--alignments: --engine ctranslate2 has none",
+    ),
     ("export --path {teacher} --out o --bpe-codes no", "--bpe-codes no: no such file"),
     ("export --path {teacher} --out o --moses=-de", "--moses -de: give languages, as in en-de"),
     ("export --path {st} --data {data} --out o --pre-decision-ratio 0", "--pre-decision-ratio is 0; it must"),

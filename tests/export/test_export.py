@@ -28,7 +28,7 @@ from leapformer_fairseq.export.check import compared
 from leapformer_fairseq.export.graphs import DecoderStep, Source
 from leapformer_fairseq.export.language import Prompt
 from leapformer_fairseq.export.plain import check_task
-from leapformer_fairseq.export.states import Held, held, tensors_of
+from leapformer_fairseq.export.states import Held, held, keys_of, tensors_of
 from leapformer_fairseq.export.streaming import Writing
 from leapformer_fairseq.export.write import export_language_model, export_translation
 from leapformer_fairseq.models.loading import load_model
@@ -74,39 +74,67 @@ def in_graph(block: Held, state: State) -> State:
     return GraphCache(k, v, k.new_ones(len(k), k.shape[2]) if keep is None else keep.to(k.dtype))
 
 
-@pytest.mark.parametrize("plan", [*(name for name in PLANS if serves(name)), "kda-conv", "predicted lengths"])
+LEARNED = {"luna_packed": "learned"}
+STEPPED = {"predicted lengths": ("cosformer", RATIO), "luna": ("luna", LEARNED)}
+
+
+@pytest.mark.parametrize("plan", [*(name for name in PLANS if serves(name)), "kda-conv", *STEPPED])
 def test_steps_with_explicit_states_equal_the_decoder(plan):
-    """Two hypotheses for each of two sentences of other lengths, which change places and replace each other."""
-    model = model_of("cosformer", **RATIO) if plan == "predicted lengths" else model_of(plan)
+    """Two hypotheses for each of two sentences of other lengths, which change places and replace each other.
+
+    Attention weights, too, of the first layer, where graphs have them.
+    """
+    name, options = STEPPED.get(plan, (plan, {}))
+    model = model_of(name, **options)
+    weighs = not model.decoder.layers[0].encoder_attn.mechanism.capabilities.needs_inputs
+    keys = keys_of(model.decoder, 1) if weighs else None
     decoder, tokens = model.requires_grad_(False).decoder, torch.randint(4, 34, (4, 6))
     source = torch.tensor([[5, 6, 7, 8, 2], [1, 1, 6, 5, 2]]).repeat_interleave(2, 0)
     orders = [torch.tensor([*order, 2, 3]) for order in ([0, 1], [1, 0], [1, 1], [0, 1], [1, 0], [0, 0])]
     memory: dict[str, Any] = {}
-    step, own, read = DecoderStep(decoder), None, None
+    step, own, read = DecoderStep(decoder, keys), None, None
     with torch.no_grad():
         encoded = model.encoder.forward_torchscript({"src_tokens": source, "src_lengths": torch.tensor([5, 5, 3, 3])})
     for t, order in enumerate(orders):
         with torch.no_grad():
             if t:
                 decoder.reorder_incremental_state_scripting(memory, order)
-            logits, _ = decoder(tokens[:, : t + 1], encoded, incremental_state=memory)
+            logits, extra = decoder(tokens[:, : t + 1], encoded, incremental_state=memory, alignment_layer=0)
         if own is None:
             own = tensors_of(one.empty(4) for one in step.layers.blocks[SELF])
             states = ((one, memory[one.attention.slot].state) for one in step.layers.blocks[CROSS])
             read = tensors_of(in_graph(one, state.reorder(torch.tensor([0, 2]))) for one, state in states)
+            if keys is not None:
+                keep = TokenInfo.whole(5, ~encoded["encoder_padding_mask"][0][[0, 2]])
+                read += keys.written([], encoded["encoder_out"][0][:, [0, 2]], keep)
             read += [lengths[[0, 2]] for lengths in encoded.get("target_length", [])]
         rows = (tokens[:, t], torch.full((4,), t + 1), order)
         with torch.enable_grad():  # as in the graph
-            log_probs, own = step(*(row.view(2, 2) for row in rows), own, read)
+            log_probs, *weights, own = step(*(row.view(2, 2) for row in rows), own, read)
         expected = logits[:, -1].log_softmax(-1).view(2, 2, -1)
         assert float((expected - log_probs).abs().max()) < 1e-6  # fairseq normalises in float32
+        assert len(weights) == weighs
+        for one in weights:
+            torch.testing.assert_close(one, extra["attn"][0].view(2, 2, -1), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("plan", "reason"), [("luna", "hands something on")])
 def test_states_that_graphs_cannot_hold_are_refused(plan, reason):
     model = model_of(plan, encoder=plan)
-    with pytest.raises(LeapformerError, match=f"decoder self-attention, layer 1: {plan} .*{reason}"):
+    with pytest.raises(
+        LeapformerError, match=f"decoder self-attention, layer 1: {plan} .*{reason}.*; take --luna-packed"
+    ):
         held(model.decoder, SELF)
+
+
+@pytest.mark.parametrize(("plan", "layer", "reason"), [
+    ("leap", 3, "--alignments 3: the decoder has the layers 1 to 2"),
+    ("leap", 0, "--alignments 0: the decoder has the layers 1 to 2"),
+    ("gated-delta", -2, "cross-attention, layer 1: the weights of gated-delta depend on the encoder's states"),
+])  # fmt: skip
+def test_weights_that_steps_cannot_have_are_refused(plan, layer, reason):
+    with pytest.raises(LeapformerError, match=reason):
+        keys_of(model_of(plan).decoder, layer)
 
 
 RECURRENT = [name for name, kind in MECHANISMS.items() if issubclass(kind, RecurrentMechanism)]
@@ -188,7 +216,16 @@ def padded_sources_are_read(model: Any, path: Path) -> None:
             torch.testing.assert_close(torch.from_numpy(theirs.numpy()), ours, rtol=1e-4, atol=1e-4)
 
 
-ENCODERS = [*RECURRENT_AND_LINEAR, "softmax", "abc-mlp", "abc-cluster", "abc-linformer", "kda-conv", "simple-gla-conv"]
+ENCODERS = [
+    *RECURRENT_AND_LINEAR,
+    "softmax",
+    "luna",
+    "abc-mlp",
+    "abc-cluster",
+    "abc-linformer",
+    "kda-conv",
+    "simple-gla-conv",
+]
 
 
 @pytest.mark.full
@@ -330,6 +367,7 @@ def test_the_comparison_can_fail(exported, block):
         ("abc-mlp", "gated-delta", {"decoder_self_attention": "abc-window"}),
         ("cosformer", "cosformer", RATIO),
         ("cosformer", "cosformer", {"cosformer_step": 4, "cosformer_length": 0}),
+        ("luna", "luna", {"luna_packed": "learned", **ONE_LAYER}),
         ("softmax", "softmax", {"decoder_layers": 2, "decoder_self_attention": "leap,softmax"}),
         ("leap", "softmax", {"decoder_cross_attention": "softmax"}),
         ("entmax", "entmax", {}),

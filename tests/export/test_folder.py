@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,15 @@ def copies(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("folders")
     made = {"speech": speech()[1].path, "text": translation().exported, "demo": demo.MODEL}
     return {name: shutil.copytree(path, folder / name) for name, path in made.items()}
+
+
+def test_the_layer_of_attention_weights_is_known():
+    _, folder = speech()
+    assert folder.align_layer() == folder.align_layer(1) == folder.alignments == folder.layers == 1
+    with pytest.raises(LeapformerError, match="weights of layer 1, not of 2; give --align-layer 1, or export it with"):
+        folder.align_layer(2)
+    with pytest.raises(LeapformerError, match="is a language model, which has no source to attend to"):
+        replace(folder, task="language_modeling").align_layer()
 
 
 # -------------------------------------------------------------------------------------------------------------- damage
@@ -184,7 +194,8 @@ SPEECH_CASES = [
     *[put(name, value) for name in ("states", "vocabularies", "checkpoint", "files", "speech", "starts")
       for value in (None, [], "x", 3)],
     *[put("max_target", value) for value in (0, -1, 1.5, "9", True, HUGE, None, NAN)],
-    *[put("states>self", value) for value in ({}, [], {"self.0.kv": None}, {"self.0.kv": [2, -1]}, {"self.0.kv": [0]})],
+    *[put("states>self", value) for value in ({}, [], {"self.0.kv": None}, {"self.0.kv": [2, -1]})],
+    *[put("alignments", value) for value in (0, 2, -1, "1", 1.5, True, [1])],
     *[put("states>self>self.0.kv", value) for value in ("2", [2.5], [2**40], [1] * 99, [2**20, 2**20], [True])],
     put("states>hidden", {}),
     put("states>heard", put),
@@ -222,6 +233,7 @@ OTHERS = {
     "voice": [
         *[put(f"speaking>{name}", value) for name in ("per_step", "values", "layers", "units")
           for value in (0, -1, 2**40, None, "1", 1.5)],
+        put("states>self", {"self.0.kv": [0]}),  # its format is of folders in which no state grows
         *[put("speaking>dropout", value) for value in (-0.1, 1, NAN, None, "0")],
         *[put("speaking>data", value) for value in (None, [], "x")],
         *[put("speaking>speakers", value) for value in ([], {}, {"ann": "x"}, {"ann": -1}, {"ann": None}, 3)],

@@ -16,7 +16,7 @@ from leapformer_fairseq.runtime import engine
 from leapformer_fairseq.runtime.__main__ import main as run
 from leapformer_fairseq.runtime.folder import Folder, Speaking
 
-from ..exported import Text, language_model, translation
+from ..exported import Text, aligning_translation, language_model, translation
 from ..reversed_text import reversed_text
 
 
@@ -70,6 +70,21 @@ def test_interactive(models, capsys, monkeypatch):
     assert len(said[0]) == 2 and said[0] == said[1]
 
 
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+def test_alignments(capsys, kind):
+    """Those of the checkpoint, in a batch of sources of several lengths."""
+    data, checkpoint, exported = aligning_translation()
+    found = []
+    for path in (checkpoint, exported):
+        capsys.readouterr()
+        command = ["generate", str(data), "--path", str(path), "--task", "translation", "--gen-subset", "test", "--cpu"]
+        assert main([*command, "--max-tokens", "200", "--beam", "3", "--nbest", "2", "--print-alignment", kind]) == 0
+        lines = re.findall(r"^A-(\d+)\t(.+)$", capsys.readouterr().out, re.MULTILINE)
+        found.append([[float(number) for number in re.split("[ ,-]", pairs)] for _, pairs in lines])
+    assert len(found[0]) >= 20 and len({*map(tuple, found[0])}) > 10
+    assert all(ours == pytest.approx(theirs, abs=1e-5) for ours, theirs in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize(
     "more", [(), ("--print-alignment", "hard"), pytest.param(("--nbest", "2"), marks=pytest.mark.full)]
 )
@@ -77,7 +92,8 @@ def test_an_empty_line_has_an_empty_translation(models, capsys, monkeypatch, mor
     """In fairseq's commands, with the checkpoint and with the folder, and in the runtime; alone and among others."""
     data, checkpoint, exported = models
     lines = b"the old tree\n\na dog\n \t \n"
-    for path in (checkpoint,) if "--print-alignment" in more else (checkpoint, exported):
+    folder = aligning_translation().exported if "--print-alignment" in more else exported
+    for path in (checkpoint, folder):
         for size in ("1", "4"):
             monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
             command = ["interactive", str(data), "--path", str(path), "--task", "translation", "--cpu", "--beam", "3"]
@@ -98,7 +114,7 @@ def test_what_cannot_be_done_is_one_line(models, tmp_path, capsys):
     capsys.readouterr()
     for command, message in (
         (["generate", str(data), "--path", f"{checkpoint}:{exported}"], "not both"),
-        (["generate", str(data), "--path", str(exported), "--print-alignment"], "no attention weights"),
+        (["generate", str(data), "--path", str(exported), "--print-alignment"], "export it with --alignments"),
         (["generate", str(other), "--path", str(exported)], "another source vocabulary"),
         (["generate", str(data), "--path", str(tmp_path)], "give a folder made by `leapformer export`"),
         (["validate", str(data), "--path", str(exported)], "exported models serve generate"),

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq.data.encoders import build_bpe, build_tokenizer
-from fairseq.sequence_generator import SequenceGenerator
+from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
 from sentencepiece import SentencePieceProcessor
 
 from leapformer_fairseq.export.subwords import Subwords, check_subwords, codes_of
@@ -40,7 +40,7 @@ from leapformer_fairseq.runtime.translator import Text, TooLong, Translator
 from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.lines import waiting
 
-from ..exported import language_model, translation
+from ..exported import aligning_translation, language_model, translation
 from ..models.tiny import dictionary, make_model
 from ..simul.conftest import subwords
 
@@ -176,6 +176,39 @@ def test_language_models_go_on_with_each_line():
     done, search = list[int](), Search(beam=2, max_len_b=8)
     found = list(translator.translate(["the dog", "", "old"], nbest=2, search=search, watch=done.append))
     assert done == [1, 1, 1] and [len(some) for some in found] == [2, 2, 2] and found[0][0].text.startswith("the dog")
+
+
+def test_alignments_are_those_of_fairseq(lines):
+    """Of every hypothesis, in a batch and alone, with prefixes, too."""
+    text = aligning_translation()
+    model, task = load_model(str(text.checkpoint), ("leapformer_nmt",), "a test", {"data": str(text.data)})
+    translator, words = Translator(text.exported), task.target_dictionary
+    sources = [line for line in lines if line][:8]
+    options = {"beam_size": 4, "max_len_a": 1.0, "max_len_b": 6, "max_len": model.max_decoder_positions()}
+    generator = SequenceGeneratorWithAlignment([model], words, **options)
+    found = [*translator.translate(sources, nbest=4, alignments=True, search=SEARCH)]
+    for source, ours in zip(sources, found, strict=True):
+        tokens = task.source_dictionary.encode_line(source, add_if_not_exist=False).long()[None]
+        sample = {"net_input": {"src_tokens": tokens, "src_lengths": torch.tensor([tokens.shape[1]])}}
+        (theirs,) = generator.generate([model], sample)
+        assert [one.alignment for one in ours] == [each["alignment"] for each in theirs]
+        assert [len(one.alignment) for one in ours] == [len(one.pieces) for one in ours]
+    assert len({source for some in found for one in some for source, _ in one.alignment}) > 3
+    (alone,) = translator.translate(sources[:1], nbest=4, search=SEARCH)
+    assert [one.text for one in alone] == [one.text for one in found[0]] and not alone[0].alignment
+    begun = translator.translate(sources[:1], prefixes=[found[0][1].text], alignments=True, search=SEARCH)
+    assert next(begun)[0].alignment[: len(found[0][1].pieces)] == found[0][1].alignment
+
+
+def test_alignments_are_printed_behind_each_line(translator, monkeypatch, capsys):
+    command = {"monkeypatch": monkeypatch, "capsys": capsys}
+    folder = aligning_translation().exported
+    (best,) = next(Translator(folder).translate(["the red dog"], alignments=True, search=Search(max_len_b=6)))
+    pairs = " ".join(f"{source}-{place}" for source, place in best.alignment)
+    status, out, _ = run(folder, b"the red dog\n\n", "--alignments", "--scores", **command)
+    assert status == 0 and out == [f"{best.score:.4f}\t{best.text}\t{pairs}", "0.0000\t\t"]
+    status, _, said = run(translator.folder.path, b"the red dog\n", "--alignments", **command)
+    assert status == 2 and "exported without attention weights; export it with --alignments" in said
 
 
 def test_what_cannot_be_asked(translator):

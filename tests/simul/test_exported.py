@@ -20,7 +20,7 @@ from leapformer_fairseq.attention.ops import dispatch
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.export.check import compared_speech
 from leapformer_fairseq.export.graphs import DecoderStep
-from leapformer_fairseq.export.states import tensors_of
+from leapformer_fairseq.export.states import keys_of, tensors_of
 from leapformer_fairseq.export.streaming import Listening, Writing
 from leapformer_fairseq.export.write import export_speech, quantize
 from leapformer_fairseq.models.averaging import describe_checkpoint
@@ -47,6 +47,8 @@ POLICIES = [
     PolicyOptions("hold-n", hold=2),
     PolicyOptions("local-agreement"),
     PolicyOptions("offline"),
+    PolicyOptions("alignatt", align_frames=3),
+    PolicyOptions("edatt", align_layer=1),
 ]
 
 
@@ -67,16 +69,22 @@ def served() -> list[str]:
 
 @in_turn(plan=[*served(), "kda-conv", "simple-gla-conv"], encoder=[CAUSAL, CHUNKS, AHEAD])
 def test_parts_with_explicit_states_equal_the_model(plan, encoder):
-    """Rows of speech chunk by chunk, the last one shorter, and tokens that see more and more of them."""
+    """Rows of speech chunk by chunk, the last one shorter, and tokens that see more and more of them.
+
+    Attention weights, too, where graphs have them.
+    """
     model = speech_model(plan, **ONE_LAYER, **encoder).eval().requires_grad_(False)
-    listening, writing, step = Listening(model.encoder), Writing(model.decoder), DecoderStep(model.decoder)
+    weighs = not model.decoder.layers[0].encoder_attn.mechanism.capabilities.needs_inputs
+    keys = keys_of(model.decoder, 1) if weighs else None
+    listening, writing, step = Listening(model.encoder), Writing(model.decoder, keys), DecoderStep(model.decoder, keys)
     frames, size = torch.randn(24 * 2 + 9, 80).double(), 4 * listening.rows
     whole = 4 * model.encoder.chunks.tokens  # with the look-ahead
     expected = IncrementalEngine(model, 2)
     expected.feed(frames.float().numpy())
     expected.finish()
     heard, read = (tensors_of(one.empty(1) for one in part.blocks) for part in (listening, writing))
-    own = tensors_of(one.empty(1) for one in step.layers.blocks[SELF])
+    read += [torch.zeros(1, *shape).double() for shape in (keys.shapes if keys else {}).values()]
+    own, real = tensors_of(one.empty(1) for one in step.layers.blocks[SELF]), torch.zeros(0, dtype=torch.bool)
     rows, before = [], torch.full((4, 80), torch.pi).double()  # before the first chunk, any numbers
     for start in range(0, len(frames), size):
         chunk, known = frames[start : start + size], frames[start : start + whole]
@@ -95,11 +103,16 @@ def test_parts_with_explicit_states_equal_the_model(plan, encoder):
             with torch.enable_grad():
                 read = writing(padded, torch.tensor([len(new)]), torch.tensor([seen]), read)
             seen += len(new)
+            real = torch.cat([real, torch.arange(3) < len(new)])
         with torch.enable_grad():
             last, place = torch.tensor([[tokens[-1]]]), torch.tensor([[len(tokens)]])
-            log_probs, own = step(last, place, torch.tensor([[0]]), own, read)
-        logits = expected.step(visible)  # in float32
+            log_probs, *weights, own = step(last, place, torch.tensor([[0]]), own, read)
+        logits = expected.step(visible, layer=0)  # in float32
         torch.testing.assert_close(log_probs[0, 0].float(), logits.log_softmax(-1), rtol=0, atol=2e-6)
+        assert len(weights) == weighs
+        for one in weights:
+            found, wanted = one[0, 0, real].float().numpy(), expected.attention
+            np.testing.assert_allclose(found, wanted, atol=2e-6)
         tokens.append(5)
         expected.commit(5)
 
@@ -125,7 +138,7 @@ def test_every_policy_writes_the_same_at_the_same_time(exported, speech, policy)
     system, folder = exported
     other = ExportedSystem.load(folder.path, policy)
     for seconds, size in ((1.87, 4000), (1.1, 1000), (0.9, 16_000), (0.01, 100)):
-        expected = written(replace(system, policy=policy), speech(seconds, 3), size)
+        expected = written(replace(system, policy=policy.of_layers(1)), speech(seconds, 3), size)
         assert written(other, speech(seconds, 3), size) == expected
         assert expected[-1] or seconds < 0.1
 
@@ -190,6 +203,18 @@ def test_sessions_forks_and_another_k(exported, speech):
         one.push(speech(0.7, 1))
         one.advance(True)
     assert other.engine.tokens == stream.engine.tokens
+
+
+def test_what_a_token_translates_is_told_alike(exported, speech):
+    """By attention weights."""
+    system, folder = exported
+    policy, found = PolicyOptions("hold-n", hold=1, align_layer=1), list[list[int]]()
+    for one in (replace(system, policy=policy), ExportedSystem.load(folder.path, policy)):
+        stream = TranslationStream(one, OPTIONS, aligns=True)
+        stream.push(speech(1.9, 3))
+        stream.advance(True)
+        found.append(stream.aligned)
+    assert found[0] == found[1] and len(set(found[0])) > 1
 
 
 def test_old_text_is_forgotten_alike_under_wait_k(exported, speech):
@@ -257,14 +282,17 @@ def test_models_that_cannot_be_exported_are_refused(tmp_path, plan, options, rea
 
 
 def test_options_that_an_exported_model_cannot_follow_are_refused(exported, speech, tmp_path, capsys):
-    folder = exported[1].path
-    with pytest.raises(LeapformerError, match="--policy alignatt asks for attention weights"):
+    with pytest.raises(LeapformerError, match="--align-layer 2: the decoder has the layers 1 to 1"):
+        ExportedSystem.load(exported[1].path, PolicyOptions("alignatt", align_layer=2))
+    folder = shutil.copytree(exported[1].path, tmp_path / "unaligned")
+    replace(exported[1], path=folder, alignments=None).write()
+    with pytest.raises(LeapformerError, match="without attention weights; export it with --alignments 1"):
         ExportedSystem.load(folder, PolicyOptions("alignatt"))
     with pytest.raises(LeapformerError, match="--pre-decision-ratio is 0"):
         ExportedSystem.load(folder, pre_decision_ratio=0)
     hold = ExportedSystem.load(folder, PolicyOptions("hold-n", hold=1))
     session = Session(hold, OPTIONS, SegmentOptions("seconds", history="window"))
-    with pytest.raises(LeapformerError, match="do not tell what they attend to"):
+    with pytest.raises(LeapformerError, match="without attention weights; export it with --alignments 1"):
         list(session.push(speech(2.0)))
     given = {
         "policy": "wait-k",

@@ -273,7 +273,7 @@ class Luna(BoundedMechanism):
     # -------------------------------------------------------------------------------------------------- bidirectional
     def _pack(self, k: Tensor, v: Tensor, key: TokenInfo, dropout: float) -> tuple[Tensor, PackedState]:
         """The weights A, (B, heads that pack, l, S), and the state after packing."""
-        packed, _ = self._packed(key, len(k), k)
+        packed, _ = self._packed(key, k.shape[0], k)
         hidden = None if key.keep is None else ~key.keep[:, None, None]
         heads = self.pack_heads
         to_pack = k if heads == self.num_heads else _split(_joined(k), heads)
@@ -289,7 +289,7 @@ class Luna(BoundedMechanism):
         lengths = key.positions.new_full((1,), k.shape[2]) if key.keep is None else key.keep.sum(1)
         # A sentence shorter than P uses as many vectors as it has tokens.
         in_use = (torch.arange(packed.shape[1], device=k.device) < lengths.unsqueeze(1)) | self.chosen.luna_fixed_length
-        return weights, PackedState(keys.mT.contiguous(), values.contiguous(), in_use.expand(len(k), -1), packed)
+        return weights, PackedState(keys.mT.contiguous(), values.contiguous(), in_use.expand(k.shape[0], -1), packed)
 
     def _unpack(self, q: Tensor, state: PackedState, dropout: float) -> Tensor:
         """Weights (B, H, T, l) of the packed vectors for queries q (B, H, T, D)."""
@@ -343,7 +343,7 @@ class Luna(BoundedMechanism):
             weights, state = self._pack(k, k if values is None else values, key, dropout)
             weights = weights if self.pack_heads == self.num_heads else weights.mean(1, keepdim=True)
             return self._unpack(q, state, dropout) @ weights
-        _, _, queries, keep = self._tensors(self.init_state(len(k), 1, k, key, mask))
+        _, _, queries, keep = self._tensors(self.init_state(k.shape[0], 1, k, key, mask))
         alpha = self._written(queries, k, key)
         scores = linear.scores(self._scaled(q), k)
         return (self._read(scores.tril() @ alpha, _count(key, scores), keep, dropout) @ alpha.mT).tril()

@@ -20,6 +20,7 @@ from ..folder import (
     FRAMES,
     HEARD,
     LISTEN,
+    REAL,
     ROWS,
     SELF,
     START,
@@ -31,8 +32,6 @@ from ..folder import (
 from .policy import PolicyOptions
 from .text import Detokenizer
 from .times import ComputeTimes
-
-NO_WEIGHTS = "exported models do not tell what they attend to; load the checkpoint instead"
 
 
 @dataclass(frozen=True)
@@ -56,12 +55,9 @@ class ExportedSystem:
         if folder.speech is None:
             raise LeapformerError(f"{path} holds a model of task {folder.task!r}; give one that translates speech")
         about = folder.speech
-        policy = (policy or PolicyOptions()).with_lagging(about.lagging)
+        policy = (policy or PolicyOptions()).with_lagging(about.lagging).of_layers(folder.layers)
         if policy.policy.attends:
-            raise LeapformerError(
-                f"--policy {policy.name} asks for attention weights, which exported models do not have; load the "
-                "checkpoint instead"
-            )
+            folder.align_layer(policy.align_layer)
         if policy.lacks_lagging:
             raise LeapformerError("this model was not trained with wait-k; give --waitk-lagging")
         if pre_decision_ratio is not None and pre_decision_ratio < 1:
@@ -138,6 +134,7 @@ class ExportedEngine:
         self._before = np.zeros((about.state_frames, about.n_bins), np.float32)
         self._heard = graphs.begin(HEARD, 1)
         self._scores = np.zeros(0, np.float32)  # of the last choice
+        self._weights = np.zeros(0, np.float32)  # of the last step over the encoder states, (S,), if they were wanted
         self._states: list[np.ndarray] = []  # of the encoder, (1, C) each; "rows" in the graphs
 
     @property
@@ -164,7 +161,8 @@ class ExportedEngine:
 
     @property
     def attention(self) -> np.ndarray:
-        raise LeapformerError(NO_WEIGHTS)
+        """The weights of the last token over the encoder states in the requested layer, (S,), the mean over heads."""
+        return self._weights
 
     def feed(self, frames: np.ndarray) -> None:
         """Append fbank frames, (n, n_bins), without computing anything yet."""
@@ -176,9 +174,12 @@ class ExportedEngine:
         self.finished = True
 
     def scores(self, visible: int | None = None, layer: int | None = None) -> np.ndarray:
-        """Log-probabilities (V,) of the next token, after consuming the last one, which sees `visible` states."""
-        if layer is not None:
-            raise LeapformerError(NO_WEIGHTS)
+        """Log-probabilities (V,) of the next token, after consuming the last one, which sees `visible` states.
+
+        With `layer`, a decoder layer from 0, `attention` then holds its weights. Raises LeapformerError if the folder
+        does not have these.
+        """
+        aligned = None if layer is None else self.graphs.folder.align_layer(layer + 1)
         if not self.n_frames:
             raise RuntimeError("a step before any frame was fed")
         with self.times.measure("encoder_s"):
@@ -189,7 +190,13 @@ class ExportedEngine:
             while read < seen:
                 source, read = self._read(source, read, seen)
             last, place = np.array([[now.tokens[-1]]]), len(now.tokens)
-            scores, states = self.graphs.step(last, place, np.zeros((1, 1)), now.states, source)
+            given = last, place, np.zeros((1, 1)), now.states, source
+            if aligned is None:
+                scores, states = self.graphs.step(*given)
+            else:
+                scores, weights, states = self.graphs.attending_step(*given)
+                real = source[f"{CROSS}.{aligned - 1}.{REAL}"].numpy()[0] > 0.5  # `_read` pads
+                self._weights = weights[0, 0, real]
         self.times.decoder_steps += 1
         self._now = Moment(now.tokens, place, states, source, read)
         return scores[0, 0].copy()

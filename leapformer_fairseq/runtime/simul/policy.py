@@ -117,8 +117,8 @@ class Policy:
 
     A fork of a session copies the policy shallowly: replace attributes, never change a list in place.
 
-    attends: its tokens come with attention weights, which costs a pass over the encoder states for each; exported
-             models have none and refuse it.
+    attends: its tokens come with attention weights, which costs a pass over the encoder states for each; an exported
+             model has them if it was exported with --alignments.
     early:   it writes before the end of the source.
     """
 
@@ -262,6 +262,16 @@ class PolicyOptions:
     def with_lagging(self, k: int | None) -> Self:
         """With the k that a model was trained with, for a policy that has a k and was not given one."""
         return self.but(k=k) if self.lacks_lagging else self
+
+    def of_layers(self, count: int) -> Self:
+        """With `align_layer` counted from 1, for a decoder of `count` layers.
+
+        Raises LeapformerError if there is no such layer.
+        """
+        layer = self.align_layer
+        if not 0 < abs(layer) <= count:
+            raise LeapformerError(f"--align-layer {layer}: the decoder has the layers 1 to {count}")
+        return self.but(align_layer=layer + (count + 1 if layer < 0 else 0))
 
     @property
     def lacks_lagging(self) -> bool:

@@ -1,5 +1,5 @@
 // When to write, as in leapformer_fairseq/runtime/simul/policy.py: `write` is called after every step of source.
-// There is no alignatt: exported models do not tell what they attend to.
+// There is no alignatt: the page does not ask exported models for attention weights.
 
 const waitK = ({ k, catch_up: rate }) => ({
   lag: k, // how many steps of source a token is written behind what it translates
