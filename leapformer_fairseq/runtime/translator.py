@@ -49,10 +49,10 @@ class Text(NamedTuple):
     text: str
     pieces: list[str]
     score: float
-    alignment: list[tuple[int, int]]
+    alignment: Sequence[tuple[int, int]] = ()
 
 
-EMPTY = Text("", [], 0.0, [])
+EMPTY = Text("", [], 0.0)
 
 
 class Translator:
