@@ -27,7 +27,7 @@ ONLY_FOR: dict[str, tuple[tuple[str, ...], str | None]] = {
     "config_yaml": (SPEECH, "config.yaml"),
     "pre_decision_ratio": (SPEECH, None),
     **dict.fromkeys(("sentencepiece_model", "bpe_codes", "moses"), ((*TEXT, *LANGUAGE_MODEL), None)),
-    "engine": (TEXT, ONNX),
+    "engine": ((*TEXT, *LANGUAGE_MODEL), ONNX),
 }
 
 
@@ -38,7 +38,7 @@ OPTIONS = """
 --config-yaml NAME = config.yaml  of speech, in --data
 --pre-decision-ratio N:int  of speech: encoder states of a step (default: the trained one)
 --sentencepiece-model FILE:path  of text: copied into DIR, to translate plain text
---engine NAME = onnx    what runs DIR: onnx, all models; ctranslate2, translation with softmax in all blocks
+--engine NAME = onnx    what runs DIR: onnx, all models; ctranslate2, text with softmax in all blocks
 --bpe-codes FILE:path   of text: codes of subword-nmt or fastBPE, in place of a sentencepiece model
 --moses SOURCE-TARGET   of text: languages whose plain text is split into words as by Moses before that, such as en-de,
                         or en of a language model

@@ -16,6 +16,7 @@ from .folder import CTRANSLATE2, LANGUAGE, TRANSLATION, Folder
 from .text import subwords_of
 
 Batched = Callable[[Sequence[Sequence[int]], Search, Sequence[Sequence[int]]], list[list[Hypothesis]]]
+Alone = Callable[[Sequence[int], Search], list[Hypothesis]]
 BATCH_TOKENS = 1_000
 AHEAD = 2_000  # lines that are read before the first is translated, so that those of a batch have about one length
 
@@ -47,10 +48,12 @@ class Translator:
             raise LeapformerError(f"{folder} holds a model for {about.task}; give one of text")
         self.folder = about
         if about.engine == CTRANSLATE2:
-            self._search: Batched = CTranslate2(about, threads).translate
+            engine = CTranslate2(about, threads)
+            self._search: Batched = engine.translate
+            self._go_on: Alone = engine.go_on
         else:
-            self._graphs = Graphs(about, threads)
-            self._search = partial(translate, self._graphs)
+            graphs = Graphs(about, threads)
+            self._search, self._go_on = partial(translate, graphs), partial(go_on, graphs)
         self._cut, self.joined = subwords_of(about)
         self._source = about.vocabularies["target" if about.task == LANGUAGE else "source"]
         self._target = about.vocabularies["target"]
@@ -111,7 +114,7 @@ class Translator:
         """All hypotheses for the `pieces` of each line; none for an empty line of a translation model."""
         sources = [self._source.numbers(pieces) for pieces in lines]
         if self.folder.task == LANGUAGE:  # a prompt may be empty
-            return [go_on(self._graphs, source[:-1], options) for source in sources]
+            return [self._go_on(source[:-1], options) for source in sources]
         begins = [self._target.numbers(self._cut(prefix.strip()))[:-1] for prefix in prefixes]
         found: list[list[Hypothesis]] = [[] for _ in lines]
         order = [place for place, source in enumerate(sources) if len(source) > 1]
