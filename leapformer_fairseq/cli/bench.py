@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ..support.errors import LeapformerError
-from ..support.options import Step, choice
+from ..support.options import Step, at_least, choice
 from . import calls
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def _options(name: str) -> str:
 --dtype {choice(DTYPES)}...  default: float32, on a GPU bfloat16, too
 --seed SEED:int = 1     of the random inputs
 {f"--protocol (leapformer|luna) = leapformer  {whose}" if name == "lra" else ""}
+{"--threads N:int = 1     of the processor" if name == "targets" else ""}
 {calls.study_options("cases")}
 """
 
@@ -70,8 +71,11 @@ def run(args: Namespace) -> int:
     names = [name for name in names if name not in wrong]
     status = 0
     if names:
-        cases = list(benchmark.cases(names, places, args.quick, **chosen))
-        options = {"seed": args.seed, "quick": args.quick, "devices": "+".join(map(str, places)), **chosen}
+        more = {"threads": args.threads} if "threads" in args else {}
+        at_least(1, **more)
+        cases = list(benchmark.cases(names, places, args.quick, **chosen, **more))
+        about = {"seed": args.seed, "quick": args.quick, "devices": "+".join(map(str, places))}
+        options = {**about, "threads": 1, **chosen, **more}
         study = Benchmark(args.step, benchmark, cases, options, Path(args.out))
         state, status = calls.run_study(study, args, "bench", "case", kept="what was measured is written")
         if not state.results:
