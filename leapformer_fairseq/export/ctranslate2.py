@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ def write(model: Any, out: Path, eight_bits: bool = False) -> None:
     encoder = getattr(model, "encoder", None)
     if reason := unfit(encoder, model.decoder):
         raise LeapformerError(f"--engine ctranslate2: it has no {reason}; export with --engine onnx")
-    spec = spec_of(encoder, model.decoder)
+    # A copy, since it rounds the weights where they are.
+    spec = spec_of(*(copy.deepcopy((encoder, model.decoder)) if eight_bits else (encoder, model.decoder)))
     spec.optimize(quantization="int8" if eight_bits else None)
     spec.save(str(out))
 

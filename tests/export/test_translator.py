@@ -257,6 +257,14 @@ def test_lines_beyond_the_table_of_positions_are_told(arch, read, tmp_path):
     assert len(best.pieces) <= 6
 
 
+def test_rounding_to_8_bits_leaves_the_model_as_it_is(softmax, tmp_path):
+    model, _ = softmax
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    export_to_ctranslate2(model, TASK, tmp_path, "signature", {}, eight_bits=True)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert next(Translator(tmp_path).translate(["w1 w2 w3"]))[0].text
+
+
 def test_what_only_graphs_can_do_is_told(softmax, tmp_path):
     with pytest.raises(LeapformerError, match="is for ctranslate2; export it with --engine onnx for this"):
         Graphs(Folder.read(softmax[1]))
