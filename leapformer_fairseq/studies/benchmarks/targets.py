@@ -91,7 +91,7 @@ def cases(names: list[str], places: list[measure.Place], quick: bool, threads: i
     if place not in places:
         return
     for case in QUICK_CASES if quick else CASES:
-        yield measure.case(str(case), "targets", targets, case, tuple(names), seconds, threads)
+        yield measure.case(f"targets, {case}", "targets", targets, case, tuple(names), seconds, threads)
     if measure.exports(place) and "leap" in names:
         for beam, counts in (QUICK_LENGTHS if quick else LENGTHS).items():
             about = f"lengths with {beam} row{'s' * (beam > 1)}"
