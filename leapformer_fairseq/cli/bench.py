@@ -77,7 +77,7 @@ def translate(args: Namespace) -> int:
     for name in ("sentencepiece_model", "text", "references"):
         if not getattr(args, name).is_file():
             raise LeapformerError(f"{flag(name)} {getattr(args, name)}: no such file")
-    options = {"seed": 1, "threads": args.threads, "lines": args.lines, "beam": args.beam}
+    options = {"threads": args.threads, "lines": args.lines, "beam": args.beam}
     with TemporaryDirectory() as path:
         return _measured(args, benchmark, list(benchmark.Comparison(args, Path(path)).cases()), options)
 
@@ -103,7 +103,7 @@ def run(args: Namespace) -> int:
         at_least(1, **more)
         cases = list(benchmark.cases(names, places, args.quick, **chosen, **more))
         about = {"seed": args.seed, "quick": args.quick, "devices": "+".join(map(str, places))}
-        options = {**about, "threads": 1, **chosen, **more}
+        options = {**about, **chosen, **more}
         status = _measured(args, benchmark, cases, options)
     return status or (0 if not wrong else 1 if names else 2)
 

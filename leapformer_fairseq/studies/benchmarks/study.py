@@ -30,7 +30,7 @@ class Benchmark(Study):
 
     def cells(self, state: State) -> list[Cell]:
         """A call for each case, in this process, alone."""
-        how = self.options["seed"], self.options["threads"]
+        how = self.options.get("seed", 1), self.options.get("threads", 1)
         calls = [Call(measured, (case, *how), inline=True) for case in self.cases]
         return [
             Cell(f"{number} {case.about}", (call,), None, alone=True, vital=True, title=case.about)
@@ -50,8 +50,8 @@ class Benchmark(Study):
         if not state.results:
             return
         method, left = self.module.__doc__ or "", len(self.cases) - len(state.results)
-        signed = signature(**self.options)  # with the threads of `measured`
-        threads = {"threads": self.options["threads"]}
+        threads = {"threads": self.options.get("threads", 1)}  # `measured` sees to that
+        signed = signature(**{**threads, **self.options})
         about = {"benchmark": self.name, "signature": signed, "environment": {**environment(), **threads}}
         if left:
             method += f"\nNot finished: {left} cases are left.\n"

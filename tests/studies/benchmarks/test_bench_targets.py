@@ -34,13 +34,29 @@ def test_what_is_written(small, monkeypatch, tmp_path):
     pytest.importorskip("ctranslate2")
     monkeypatch.setattr(measure, "exports", lambda place: False)  # `bench decode` exports in its test
     command = ["bench", "targets", "--quick", "--out", str(tmp_path), "--mechanisms", "leap", "--device", "cpu"]
-    assert main([*command, "--threads", "2"]) == 0  # prompts have one thread
+    monkeypatch.setattr(targets, "QUICK_PROMPTS", ())
+    assert main(command) == 0
     found = json.loads((tmp_path / "targets.json").read_text())
     times = {row["mechanism"]: row["ms"] for row in found["targets"]}
     assert list(times) == ["fairseq", "softmax", "leap", "CTranslate2", "CTranslate2 (8 bits)"]
-    assert min(times.values()) > 0 and "prompts" not in found
-    assert found["environment"]["threads"] == 2 and "|threads:2|" in found["signature"]
+    assert min(times.values()) > 0
     assert all(row["ratio"] == pytest.approx(times["fairseq"] / row["ms"]) for row in found["targets"])
+
+
+def test_so_many_threads_measure(monkeypatch, tmp_path):
+    def cases(names, places, quick, threads):
+        seen = lambda: {"ms": float(torch.get_num_threads()), "ratio": float(threads)}  # noqa: E731
+        yield measure.Case(
+            "a case", lambda: {"targets": [{"device": "cpu", "case": "x", "mechanism": "fairseq", **seen()}]}
+        )
+
+    monkeypatch.setattr(targets, "cases", cases)
+    monkeypatch.setattr(targets, "disagreement", lambda name: None)
+    assert main(["bench", "targets", "--out", str(tmp_path), "--threads", "2"]) == 0
+    found = json.loads((tmp_path / "targets.json").read_text())
+    assert found["environment"]["threads"] == 2 and "|threads:2|" in found["signature"]
+    assert (found["targets"][0]["ms"], found["targets"][0]["ratio"]) == (2, 2)
+    assert main(["bench", "targets", "--out", str(tmp_path), "--threads", "0"]) == 2
 
 
 def test_prompts(small, monkeypatch):
