@@ -61,9 +61,9 @@ def spec_of(encoder: Any, decoder: Any) -> Any:
         "activation": common_spec.Activation[ACTIVATIONS[cfg.activation_fn]],
         "layernorm_embedding": decoder.layernorm_embedding is not None,
     }
-    reads = encoder is not None
+    reads, projected = encoder is not None, decoder.project_in_dim is not None
     writing = transformer_spec.TransformerDecoderSpec(
-        len(decoder.layers), heads, with_encoder_attention=reads, **options
+        len(decoder.layers), heads, with_encoder_attention=reads, project_in_out=projected, **options
     )
     convert.set_transformer_decoder(writing, decoder, with_encoder_attention=reads)
     if reads:
@@ -104,8 +104,8 @@ def unfit(encoder: Any, decoder: Any) -> str:
         "encoder with other heads than the decoder": len({block.num_heads for block in blocks}) > 1,
         f"activation {cfg.activation_fn}": cfg.activation_fn not in ACTIVATIONS,
         f"{part} in a layer": bool(part),
-        "projection of the decoder's input": decoder.project_in_dim is not None,
-        "projection of the decoder's output": decoder.project_out_dim is not None,
+        "projection of only one of the decoder's input and output": (decoder.project_in_dim is None)
+        != (decoder.project_out_dim is None),
         "model without an encoder or a decoder": not all(len(stack.layers) for stack in stacks),
         "decoder without cross-attention": encoder is not None and cfg.no_cross_attention,
     }

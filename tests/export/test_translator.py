@@ -212,7 +212,12 @@ LM = SimpleNamespace(**vars(TASK), args=Namespace(tokens_per_sample=16))
 LEARNED, POST_NORM = {"decoder_learned_pos": True, "no_decoder_final_norm": True}, {"decoder_normalize_before": False}
 
 
-@pytest.mark.parametrize("options", [{}, LEARNED, POST_NORM], ids=["sinusoidal", "learned", "post-norm"])
+PROJECTED = {"decoder_input_dim": 8, "decoder_output_dim": 8}  # fairseq's default: 512 whatever the width
+
+
+@pytest.mark.parametrize(
+    "options", [{}, LEARNED, POST_NORM, PROJECTED], ids=["sinusoidal", "learned", "post-norm", "projected"]
+)
 def test_language_models_go_on_in_ctranslate2(options, tmp_path, monkeypatch, capsys):
     model = make_model("leapformer_lm_tiny", "softmax", tokens_per_sample=16, **options).float()
     folder = export_to_ctranslate2(model, LM, tmp_path, "signature", {})
@@ -230,10 +235,10 @@ def test_language_models_go_on_in_ctranslate2(options, tmp_path, monkeypatch, ca
     [
         ("leapformer_lm_tiny", {"adaptive_input": True, "adaptive_input_cutoff": "10"}, "adaptive input"),
         ("leapformer_lm_tiny", {"adaptive_softmax_cutoff": "10"}, "adaptive softmax"),
-        ("leapformer_lm_tiny", {"decoder_input_dim": 8}, "projection of the decoder's input"),
+        ("leapformer_lm_tiny", {"decoder_input_dim": 8}, "projection of only one of the decoder's input and output"),
         ("leapformer_lm_tiny", {"scale_attn": True}, "attn_ln in a layer"),
         ("leapformer_lm_tiny", {"scale_resids": True}, "w_resid in a layer"),
-        ("leapformer_nmt", {"decoder_output_dim": 8}, "projection of the decoder's output"),
+        ("leapformer_nmt", {"decoder_output_dim": 8}, "projection of only one of the decoder's input and output"),
         ("leapformer_nmt", {"no_cross_attention": True}, "decoder without cross-attention"),
     ],
 )
