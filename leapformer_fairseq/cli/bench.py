@@ -7,20 +7,22 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..support.errors import LeapformerError
-from ..support.options import Step, choice
+from ..support.options import Step, at_least, choice, flag
 from . import calls
 
 if TYPE_CHECKING:
-    from ..studies.benchmarks.measure import Place
+    from ..studies.benchmarks.measure import Case, Place
 
 BENCHMARKS = {
     "attention": "every form of every attention mechanism against torch's scaled dot-product attention",
     "decode": "a decoding step of whole decoders against fairseq's, and of one block against a preallocated cache",
     "targets": "whole targets with fairseq's decoders, ours, exported ones and CTranslate2's",
+    "translate": "trained models from text to text: fairseq's, ours, exported and CTranslate2's",
     "bounded": "training with bounded memories against softmax and against cumulative sums",
     "sparse": "entmax over chosen blocks against entmax and softmax over all pairs",
     "streaming": "computation of a translation while speech arrives, encoded once or again at every arrival",
@@ -46,8 +48,38 @@ def _options(name: str) -> str:
 --dtype {choice(DTYPES)}...  default: float32, on a GPU bfloat16, too
 --seed SEED:int = 1     of the random inputs
 {f"--protocol (leapformer|luna) = leapformer  {whose}" if name == "lra" else ""}
+{"--threads N:int = 1     of the processor" if name == "targets" else ""}
 {calls.study_options("cases")}
 """
+
+
+TRANSLATE = f"""
+--out DIR = bench       for translate.json and .md
+--path PATH...:path!    trained translation models of the same data, checkpoints or exported folders; first of all a
+                        checkpoint with softmax in all blocks
+--data DIR:path!        their dictionaries
+--sentencepiece-model FILE:path!  that of their text
+--text FILE:path!       to translate, a sentence a line
+--references FILE:path!  its translations
+--lines N:int = 200     so many of them
+--beam N:int = 5        hypotheses
+--threads N:int = 1     of the processor
+{calls.study_options("cases")}
+"""
+
+
+@calls.owning
+def translate(args: Namespace) -> int:
+    """Measure trained models, and write the results after each case. Raises LeapformerError for unreadable files."""
+    from ..studies.benchmarks import translate as benchmark
+
+    at_least(1, lines=args.lines, beam=args.beam, threads=args.threads)
+    for name in ("sentencepiece_model", "text", "references"):
+        if not getattr(args, name).is_file():
+            raise LeapformerError(f"{flag(name)} {getattr(args, name)}: no such file")
+    options = {"threads": args.threads, "lines": args.lines, "beam": args.beam}
+    with TemporaryDirectory() as path:
+        return _measured(args, benchmark, list(benchmark.Comparison(args, Path(path)).cases()), options)
 
 
 @calls.owning
@@ -57,9 +89,6 @@ def run(args: Namespace) -> int:
     The status is 1 if some mechanisms disagree with the reference and were not measured, 2 if all do. Raises
     LeapformerError for unknown names and devices.
     """
-    from ..studies.benchmarks import tables
-    from ..studies.benchmarks.study import Benchmark
-
     benchmark = importlib.import_module(f"..studies.benchmarks.{args.step}", __package__)
     chosen = {"protocol": args.protocol} if "protocol" in args else {}
     names, places = check_names(args.mechanisms, benchmark, **chosen), find_places(args.device, args.dtype)
@@ -70,17 +99,28 @@ def run(args: Namespace) -> int:
     names = [name for name in names if name not in wrong]
     status = 0
     if names:
-        cases = list(benchmark.cases(names, places, args.quick, **chosen))
-        options = {"seed": args.seed, "quick": args.quick, "devices": "+".join(map(str, places)), **chosen}
-        study = Benchmark(args.step, benchmark, cases, options, Path(args.out))
-        state, status = calls.run_study(study, args, "bench", "case", kept="what was measured is written")
-        if not state.results:
-            return status
+        more = {"threads": args.threads} if "threads" in args else {}
+        at_least(1, **more)
+        cases = list(benchmark.cases(names, places, args.quick, **chosen, **more))
+        about = {"seed": args.seed, "quick": args.quick, "devices": "+".join(map(str, places))}
+        options = {**about, **chosen, **more}
+        status = _measured(args, benchmark, cases, options)
+    return status or (0 if not wrong else 1 if names else 2)
+
+
+def _measured(args: Namespace, benchmark: ModuleType, cases: list[Case], options: dict[str, Any]) -> int:
+    """Run the cases of a benchmark, and print its tables."""
+    from ..studies.benchmarks import tables
+    from ..studies.benchmarks.study import Benchmark
+
+    study = Benchmark(args.step, benchmark, cases, options, Path(args.out))
+    state, status = calls.run_study(study, args, "bench", "case", kept="what was measured is written")
+    if state.results:
         results = study.results(state)
         for title, table in tables.summary(results, benchmark.TABLES):
             print(f"{title}\n{table}\n")
         print("\n".join(f"aim missed: {line}" for line in tables.missed(results)) or "No aim measured here is missed.")
-    return status or (0 if not wrong else 1 if names else 2)
+    return status
 
 
 def check_names(names: list[str] | None, benchmark: ModuleType, **chosen: str) -> list[str]:
@@ -124,4 +164,7 @@ def find_places(devices: list[str] | None, dtypes: list[str] | None) -> list[Pla
     return [Place.parse(f"{device} {dtype}") for device in check_devices(devices) for dtype in precisions(device)]
 
 
-STEPS = {name: Step(text, _options(name), run) for name, text in BENCHMARKS.items()}
+STEPS = {
+    name: Step(text, TRANSLATE, translate) if name == "translate" else Step(text, _options(name), run)
+    for name, text in BENCHMARKS.items()
+}

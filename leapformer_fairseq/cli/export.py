@@ -28,7 +28,7 @@ ONLY_FOR: dict[str, tuple[tuple[str, ...], str | None]] = {
     "config_yaml": (SPEECH, "config.yaml"),
     "pre_decision_ratio": (SPEECH, None),
     **dict.fromkeys((*SUBWORDS, "moses"), ((*TEXT, *LANGUAGE_MODEL), None)),
-    "engine": (TEXT, ONNX),
+    "engine": ((*TEXT, *LANGUAGE_MODEL), ONNX),
     "alignments": ((*TEXT, *SPEECH), None),
 }
 
@@ -42,7 +42,7 @@ OPTIONS = """
 --sentencepiece-model FILE:path  of text: copied into DIR, to translate plain text
 --alignments [N=-1]:int  of translation: steps also tell what they attend to, in decoder layer N, from 1, or from the
                         last one backwards, from -1 (the one of --print-alignment; -1 if N is left out)
---engine NAME = onnx    what runs DIR: onnx, all models; ctranslate2, translation with softmax in all blocks
+--engine NAME = onnx    what runs DIR: onnx, all models; ctranslate2, text with softmax in all blocks
 --bpe-codes FILE:path   of text: codes of subword-nmt or fastBPE, in place of a sentencepiece model
 --gpt2-bpe ENCODER VOCAB:path  or encoder.json and vocab.bpe of GPT-2, as for fairseq's --bpe gpt2
 --moses SOURCE-TARGET   of text: languages whose plain text is split into words as by Moses before that, such as en-de,

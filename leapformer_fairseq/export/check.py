@@ -42,13 +42,13 @@ def compared(model: Any, task: Any, folder: Folder, count: int, beam: int = 5) -
     translator, words = Translator(folder.path), task.source_dictionary
     rng = torch.Generator().manual_seed(1)
     options = Search(beam=beam, max_len_a=1.0, max_len_b=MORE)
-    longest = model.max_decoder_positions()
     generator = SequenceGenerator(
-        [model], task.target_dictionary, beam_size=beam, max_len_a=1.0, max_len_b=MORE, max_len=longest
+        [model], task.target_dictionary, beam_size=beam, max_len_a=1.0, max_len_b=MORE, max_len=folder.max_target
     )
+    longest = min(LONGEST, folder.max_source or LONGEST)
     equal, error = 0, 0.0
     for _ in range(count):
-        length = int(torch.randint(1, LONGEST, (1,), generator=rng))
+        length = int(torch.randint(1, longest, (1,), generator=rng))
         given = torch.randint(FIRST, len(words), (length,), generator=rng).tolist()
         symbols = [words[number] for number in given]
         pieces = translator.pieces(translator.joined(symbols), search=options) or symbols[:1]  # of a text of spaces

@@ -96,22 +96,22 @@ def export_translation(
     Raises LeapformerError for mechanisms and tasks that cannot be exported, for subwords of another vocabulary, or if a
     library is missing.
     """
-    check_task(task)
-    check_subwords(subwords, task.source_dictionary.symbols)
+    folder = _translation(model, task, out, signature, origin, subwords)
     keys = _keys(model, alignments)
     model = _frozen(model, out)
     write_source(Source(model, keys), out)
-    states = write_step(model.decoder, out, keys)
-    folder = _translation(model, task, out, states, signature, origin)
+    folder = replace(folder, states=write_step(model.decoder, out, keys))
     return _complete(_aligning(folder, keys), model, subwords)
 
 
 def _translation(
-    model: Any, task: Any, out: Path, states: dict[str, Shapes], signature: str, origin: dict[str, Any]
+    model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any], subwords: Subwords
 ) -> Folder:
-    """What a folder of text translation says, whatever runs it."""
+    """What a folder of text translation says, whatever runs it, but for states."""
+    check_task(task)
+    check_subwords(subwords, task.source_dictionary.symbols)
     words = {"source": vocabulary(task.source_dictionary), "target": vocabulary(task.target_dictionary)}
-    folder = Folder(out, TRANSLATION, states, words, model.max_decoder_positions(), signature, origin)
+    folder = Folder(out, TRANSLATION, {}, words, model.max_decoder_positions(), signature, origin)
     return replace(folder, max_source=_longest_source(model))
 
 
@@ -133,15 +133,18 @@ def export_to_ctranslate2(
     subwords: Subwords = PLAIN,
     eight_bits: bool = False,
 ) -> Folder:
-    """Write the folder of a text translation model for CTranslate2; `eight_bits`: round its weights to 8 bits.
+    """Write the folder of a translation or language model for CTranslate2; `eight_bits`: round its weights to 8 bits.
 
     Raises LeapformerError for a model that it does not have, and if it is not installed.
     """
-    check_task(task)
-    check_subwords(subwords, task.source_dictionary.symbols)
+    describe = _translation if hasattr(model, "encoder") else _language
+    about = describe(model, task, out, signature, origin, subwords)
     model = _frozen(model, out)
     ctranslate2.write(model, out, eight_bits)
-    folder = replace(_translation(model, task, out, {}, signature, origin), engine=CTRANSLATE2)
+    longest = ctranslate2.positions(model.decoder)
+    read = ctranslate2.positions(model.encoder) if hasattr(model, "encoder") else longest
+    source, target = min(about.max_source or read, read), min(about.max_target, longest)
+    folder = replace(about, engine=CTRANSLATE2, max_source=source, max_target=target)
     return _with_subwords(folder, subwords).write()
 
 
@@ -153,17 +156,22 @@ def export_language_model(
     `subwords`: how plain text is split.
     Raises LeapformerError as `export_translation` does.
     """
-    words = task.target_dictionary
+    folder = _language(model, task, out, signature, origin, subwords)
+    decoder = _frozen(model, out).decoder
+    states = write_step(decoder, out)
+    write_prompt(decoder, out)
+    return _complete(replace(folder, states=states), model, subwords)
+
+
+def _language(model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any], subwords: Subwords) -> Folder:
+    """What a folder of a language model says, whatever runs it, but for states."""
+    words, limit = task.target_dictionary, model.decoder.mechanism_limit()
     first = words.bos() if getattr(task.args, "add_bos_token", False) else words.eos()
     check_task(task, first)
     check_subwords(subwords, words.symbols)
-    decoder = _frozen(model, out).decoder
-    states, limit = write_step(decoder, out), decoder.mechanism_limit()
-    write_prompt(decoder, out)
     language = Language(first, None if limit == sys.maxsize else limit, task.args.tokens_per_sample)
     longest, target = model.max_decoder_positions(), {"target": vocabulary(words)}
-    folder = Folder(out, LANGUAGE, states, target, longest, signature, origin, language=language)
-    return _complete(folder, model, subwords)
+    return Folder(out, LANGUAGE, {}, target, longest, signature, origin, language=language)
 
 
 def export_synthesis(model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any]) -> Folder:

@@ -35,11 +35,11 @@ GRAPHS = {
     LANGUAGE: (PROMPT, STEP),
     SYNTHESIS: (SOURCE, STEP, REFINE),
 }
-# Of the engine CTranslate2, whose vocabularies are one file if both are equal.
+# Of the engine CTranslate2; two equal vocabularies are one file, and so is that of a language model.
 ONNX, CTRANSLATE2 = "onnx", "ctranslate2"
-TASKS_OF = {ONNX: tuple(GRAPHS), CTRANSLATE2: (TRANSLATION,)}
+TASKS_OF = {ONNX: tuple(GRAPHS), CTRANSLATE2: (TRANSLATION, LANGUAGE)}
 CTRANSLATE2_FILES = ("model.bin", "config.json")
-CTRANSLATE2_WORDS = ("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json")
+CTRANSLATE2_WORDS = tuple(f"{of}vocabulary.json" for of in ("", "shared_", "source_", "target_"))
 FILES = {  # of all exports
     *(MODEL, WEIGHTS, SUBWORDS, CODES, *GPT2, *CTRANSLATE2_FILES, *CTRANSLATE2_WORDS),
     *(name for names in GRAPHS.values() for name in names),

@@ -21,6 +21,7 @@ from .text import subwords_of
 T = TypeVar("T")
 Chances = Sequence[np.random.Generator]
 Batched = Callable[..., list[list[Hypothesis]]]  # as `beam.translate`, without the graphs
+Alone = Callable[..., list[Hypothesis]]  # as `beam.go_on`, without the graphs
 BATCH_TOKENS = 1_000
 AHEAD = 2_000  # lines that are read before the first is translated, so that those of a batch have about one length
 
@@ -70,10 +71,12 @@ class Translator:
             raise LeapformerError(f"{folder} holds a model for {about.task}; give one of text")
         self.folder = about
         if about.engine == CTRANSLATE2:
-            self._search: Batched = CTranslate2(about, threads).translate
+            engine = CTranslate2(about, threads)
+            self._search: Batched = engine.translate
+            self._go_on: Alone = engine.go_on
         else:
-            self._graphs = Graphs(about, threads)
-            self._search = partial(translate, self._graphs)
+            graphs = Graphs(about, threads)
+            self._search, self._go_on = partial(translate, graphs), partial(go_on, graphs)
         self._cut, self.joined = subwords_of(about)
         self._source = about.vocabularies["target" if about.task == LANGUAGE else "source"]
         self._target = about.vocabularies["target"]
@@ -184,7 +187,7 @@ class Translator:
         found: list[list[Hypothesis]] = [[] for _ in lines]
         if self.folder.task == LANGUAGE:  # a prompt may be empty
             for place, source in enumerate(sources):
-                found[place] = go_on(self._graphs, source[:-1], options, chances[place : place + 1])
+                found[place] = self._go_on(source[:-1], options, chances[place : place + 1])
                 watch(1)
             return found
         begins = [self._target.numbers(self._cut(prefix.strip()))[:-1] for prefix in prefixes]

@@ -66,7 +66,8 @@ def _cpu() -> str:
     except OSError:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    vnni = any(line.startswith("flags") and "_vnni" in line for line in lines)  # instructions for products of 8 bits
+    return f"{names[0]}{' with VNNI' * vnni}" if names else platform.processor() or platform.machine()
 
 
 def _threads() -> int:

@@ -25,6 +25,7 @@ from fairseq.data.encoders import build_bpe, build_tokenizer
 from fairseq.sequence_generator import SequenceGenerator, SequenceGeneratorWithAlignment
 from sentencepiece import SentencePieceProcessor
 
+from leapformer_fairseq.export.check import compared
 from leapformer_fairseq.export.subwords import Subwords, check_subwords, codes_of
 from leapformer_fairseq.export.write import _with_subwords, export_to_ctranslate2
 from leapformer_fairseq.models.loading import load_model
@@ -345,23 +346,89 @@ def softmax(tmp_path_factory) -> tuple[Any, Path]:
     return model, folder
 
 
-def test_ctranslate2_gives_the_scores_of_the_model(softmax):
-    """Its search ends otherwise than fairseq's, so texts may differ; the model may not."""
+def test_ctranslate2_gives_the_texts_of_greedy_search_and_the_scores_of_the_model(softmax):
+    """Some texts are cut. With a beam, its search ends otherwise than fairseq's, so some hypotheses may differ."""
     model, folder = softmax
+    greedy = compared(model, TASK, Folder.read(folder), 4, beam=1)
+    assert greedy.equal == greedy.sources and greedy.error < 1e-5
     translator, words = Translator(folder), model.decoder.dictionary
-    lines = ["w1 w2 w3", "w7", "w4 w4 w9 w11 w2"]
+    lines, prefixes = ["w1 w2 w3", "w7", "w4 w4 w9 w11 w2"], ["w3", "", "w1 w2"]
     search = Search(beam=3, max_len_a=1.0, max_len_b=3, min_len=0)
-    for line, found in zip(lines, translator.translate(lines, nbest=3, search=search), strict=True):
-        source = words.encode_line(line, add_if_not_exist=False).long()[None]
-        for one in found:
-            target = words.encode_line(" ".join(one.pieces), add_if_not_exist=False).long()
-            given = torch.cat([torch.tensor([words.eos()]), target[:-1]])[None]
-            with torch.no_grad():
-                scores = model.get_normalized_probs(model(source, torch.tensor([source.shape[1]]), given), True)
-            ended = len(target) <= search.max_len_a * source.shape[1] + search.max_len_b
-            expected = float(scores[0].gather(1, target[:, None]).sum() / len(target)) if ended else one.score
-            assert abs(one.score - expected) < 1e-5
+    for begins in ([], prefixes):
+        found = translator.translate(lines, nbest=3, search=search, prefixes=begins)
+        for line, some in zip(lines, found, strict=True):
+            source = words.encode_line(line, add_if_not_exist=False).long()[None]
+            for one in some:
+                target = words.encode_line(" ".join(one.pieces), add_if_not_exist=False).long()
+                given = torch.cat([torch.tensor([words.eos()]), target[:-1]])[None]
+                with torch.no_grad():
+                    scores = model.get_normalized_probs(model(source, torch.tensor([source.shape[1]]), given), True)
+                assert abs(one.score - float(scores[0].gather(1, target[:, None]).sum() / len(target))) < 1e-5
+                assert len(target) <= source.shape[1] + 4
+            assert [one.score for one in some] == sorted((one.score for one in some), reverse=True)
     assert Folder.read(folder).engine == "ctranslate2"
+
+
+LM = SimpleNamespace(**vars(TASK), args=Namespace(tokens_per_sample=16))
+LEARNED, POST_NORM = {"decoder_learned_pos": True, "no_decoder_final_norm": True}, {"decoder_normalize_before": False}
+
+
+PROJECTED = {"decoder_input_dim": 8, "decoder_output_dim": 8}  # fairseq's default: 512 whatever the width
+
+
+@pytest.mark.parametrize(
+    "options", [{}, LEARNED, POST_NORM, PROJECTED], ids=["sinusoidal", "learned", "post-norm", "projected"]
+)
+def test_language_models_go_on_in_ctranslate2(options, tmp_path, monkeypatch, capsys):
+    model = make_model("leapformer_lm_tiny", "softmax", tokens_per_sample=16, **options).float()
+    folder = export_to_ctranslate2(model, LM, tmp_path, "signature", {})
+    greedy, beam = (compared(model, LM, folder, 6, size) for size in (1, 5))
+    assert greedy.equal == greedy.sources and greedy.error < 1e-5
+    assert beam.equal >= beam.sources / 3
+    status, out, _ = run(tmp_path, b"w1 w2\n\n", "--beam", "1", monkeypatch=monkeypatch, capsys=capsys)
+    assert status == 0 and out[0].startswith("w1 w2") and len(out) == 2
+    (cut,) = Translator(tmp_path).hypotheses([["w1"] * 9], Search(beam=3, max_len_b=4))
+    assert [one.tokens for one in cut] == [[4 + 1] * 4 + [2]]
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "reason"),
+    [
+        ("leapformer_lm_tiny", {"adaptive_input": True, "adaptive_input_cutoff": "10"}, "adaptive input"),
+        ("leapformer_lm_tiny", {"adaptive_softmax_cutoff": "10"}, "adaptive softmax"),
+        ("leapformer_lm_tiny", {"decoder_input_dim": 8}, "projection of only one of the decoder's input and output"),
+        ("leapformer_lm_tiny", {"scale_attn": True}, "attn_ln in a layer"),
+        ("leapformer_lm_tiny", {"scale_resids": True}, "w_resid in a layer"),
+        ("leapformer_nmt", {"decoder_output_dim": 8}, "projection of only one of the decoder's input and output"),
+        ("leapformer_nmt", {"no_cross_attention": True}, "decoder without cross-attention"),
+    ],
+)
+def test_what_ctranslate2_has_not(arch, options, reason, tmp_path):
+    model = make_model(
+        arch, "softmax", tokens_per_sample=40, **{"encoder_self_attention": "softmax", **options}
+    ).float()
+    with pytest.raises(LeapformerError, match=f"--engine ctranslate2: it has no {reason}; export with --engine onnx"):
+        export_to_ctranslate2(model, LM, tmp_path, "signature", {})
+
+
+@pytest.mark.parametrize(("arch", "read"), [("leapformer_nmt", 9), ("leapformer_lm_tiny", 7)])
+def test_lines_beyond_the_table_of_positions_are_told(arch, read, tmp_path):
+    lengths = {"max_source_positions": 9, "max_target_positions": 7, "tokens_per_sample": 7}
+    model = make_model(arch, "softmax", encoder_self_attention="softmax", **lengths).float()
+    export_to_ctranslate2(model, LM, tmp_path, "signature", {})
+    translator = Translator(tmp_path)
+    with pytest.raises(LeapformerError, match=f"has {read + 1} subwords with its end, and the model reads {read}"):
+        translator.pieces(" ".join(["w1"] * read))
+    ((best,),) = translator.translate([" ".join(["w1"] * (read - 1))])
+    assert len(best.pieces) <= 6
+
+
+def test_rounding_to_8_bits_leaves_the_model_as_it_is(softmax, tmp_path):
+    model, _ = softmax
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    export_to_ctranslate2(model, TASK, tmp_path, "signature", {}, eight_bits=True)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert next(Translator(tmp_path).translate(["w1 w2 w3"]))[0].text
 
 
 def test_what_only_graphs_can_do_is_told(softmax, tmp_path):

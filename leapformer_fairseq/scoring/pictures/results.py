@@ -153,6 +153,26 @@ def _model(results: dict[str, Any]) -> Figure:
     return figure
 
 
+def _targets(results: dict[str, Any]) -> Figure:
+    """Milliseconds a token of exported models by the length of source and target: a panel per number of rows."""
+    counts = _values(results["lengths"], "rows")
+    figure = Figure("Whole targets: a token on average", grid(len(counts)))
+    for count in counts:
+        panel = figure.panel(f"{count} row{'s' * (count > 1)}", "tokens of source and target", "ms per token")
+        _by_length(panel, _only(results["lengths"], rows=count), "target", "ms")
+    return figure
+
+
+def _translate(results: dict[str, Any]) -> Figure:
+    """Sentences a second of every system: a panel for lines one at a time, and one for batches."""
+    rows = results["translate"]
+    figure = Figure("Trained models: from text to text", grid(len(_values(rows, "case"))))
+    for case in _values(rows, "case"):
+        bars = {row["mechanism"]: [row["a_second"]] for row in _only(rows, case=case)}
+        figure.panel(case, "", "sentences a second").bars([""], bars)
+    return figure
+
+
 # name -> required section, function that draws the figure
 DRAWN: dict[str, tuple[str, Callable[[dict[str, Any]], Figure]]] = {
     "attention": ("times", _attention),
@@ -161,6 +181,8 @@ DRAWN: dict[str, tuple[str, Callable[[dict[str, Any]], Figure]]] = {
     "bounded": ("times", _bounded),
     "model": ("decoders", _model),
     "gpu": ("attention", _gpu),
+    "targets": ("lengths", _targets),
+    "translate": ("translate", _translate),
 }
 # keys of other results, function that draws the figure
 STORED: tuple[tuple[set[str], Callable[[dict[str, Any]], Figure]], ...] = (

@@ -98,7 +98,7 @@ def _worker(pipe: Connection, args: argparse.Namespace, first: int, until: float
         torch.cuda.set_device(device)
     torch.set_float32_matmul_precision("highest")
     pipe.send({"about": about(device)})
-    with measure.one_thread() if device.type == "cpu" else contextlib.nullcontext():
+    with measure.some_threads() if device.type == "cpu" else contextlib.nullcontext():
         alive = work(tasks(device, args.fast), device, pipe.send, until, first, args.seed)
     sys.exit(0 if alive else LOST)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from argparse import Namespace
@@ -51,9 +52,9 @@ def case(about: str, section: str, rows: Callable[..., list[Row]], *arguments: A
     return Case(about, lambda: {section: rows(*arguments)})
 
 
-def measured(case: Case, seed: int) -> Results:
-    """The rows of a case, by section, measured with one thread."""
-    with one_thread():
+def measured(case: Case, seed: int, threads: int = 1) -> Results:
+    """The rows of a case, by section, measured with so many threads."""
+    with some_threads(threads):
         torch.manual_seed(seed)
         return case.measure()
 
@@ -100,31 +101,31 @@ def timed(device: torch.device, call: Callable[..., object], *arguments: object)
     return (clock(device) - start,)
 
 
-def medians(calls: Mapping[K, Callable[[], Seconds]], seconds: float) -> dict[K, Seconds]:
+def medians(calls: Mapping[K, Callable[[], Seconds]], seconds: float, once: float = math.inf) -> dict[K, Seconds]:
     """The median of each part of each call. Calls take turns, so that all see the same state of the machine.
 
-    After a warm-up round, there are as many rounds as fit into about `seconds`, at least 3 and at most 31.
+    After a warm-up round, there are as many rounds as fit into about `seconds`, at least 3 and at most 31. If the first
+    round takes more than `once` seconds, it is the only one.
     """
     start = time.perf_counter()
-    for call in calls.values():
-        call()
-    rounds = round(seconds / (time.perf_counter() - start))
-    samples: dict[K, list[Seconds]] = {name: [] for name in calls}
-    for _ in range(min(MAX_ROUNDS, max(MIN_ROUNDS, rounds))):
+    samples = {name: [call()] for name, call in calls.items()}
+    if (taken := time.perf_counter() - start) <= once:
+        samples = {name: [] for name in calls}
+    for _ in range(min(MAX_ROUNDS, max(MIN_ROUNDS, round(seconds / taken))) if taken <= once else 0):
         for name, call in calls.items():
             samples[name].append(call())
     return {name: tuple(map(statistics.median, zip(*seconds_of, strict=True))) for name, seconds_of in samples.items()}
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Use one thread, and an allocator as in a long-running process.
+def some_threads(count: int = 1) -> Iterator[None]:
+    """Use so many threads, and an allocator as in a long-running process.
 
     glibc returns freed memory to the system above a threshold that rises with the largest block ever freed, up to 32
     MiB. A new process would pay for getting it back in every call, while a training process pays once.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     torch.empty(31 * MIB, dtype=torch.uint8).fill_(0)
     try:
         yield

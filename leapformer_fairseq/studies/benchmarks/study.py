@@ -30,8 +30,8 @@ class Benchmark(Study):
 
     def cells(self, state: State) -> list[Cell]:
         """A call for each case, in this process, alone."""
-        seed = self.options["seed"]
-        calls = [Call(measured, (case, seed), inline=True) for case in self.cases]
+        how = self.options.get("seed", 1), self.options.get("threads", 1)
+        calls = [Call(measured, (case, *how), inline=True) for case in self.cases]
         return [
             Cell(f"{number} {case.about}", (call,), None, alone=True, vital=True, title=case.about)
             for number, (case, call) in enumerate(zip(self.cases, calls, strict=True), 1)
@@ -50,8 +50,9 @@ class Benchmark(Study):
         if not state.results:
             return
         method, left = self.module.__doc__ or "", len(self.cases) - len(state.results)
-        signed = signature(threads=1, **self.options)  # `measured` sees to that
-        about = {"benchmark": self.name, "signature": signed, "environment": {**environment(), "threads": 1}}
+        threads = {"threads": self.options.get("threads", 1)}  # `measured` sees to that
+        signed = signature(**{**threads, **self.options})
+        about = {"benchmark": self.name, "signature": signed, "environment": {**environment(), **threads}}
         if left:
             method += f"\nNot finished: {left} cases are left.\n"
         content = {**about, "options": self.options, "cases_left": left, "method": method, **self.results(state)}

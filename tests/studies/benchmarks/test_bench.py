@@ -226,9 +226,9 @@ def test_the_clock_counts_work_and_not_waiting():
     assert waited < 0.1
 
 
-def test_one_thread_is_undone():
+def test_threads_are_undone():
     before = torch.get_num_threads()
-    with measure.one_thread():
+    with measure.some_threads():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
 
