@@ -145,7 +145,7 @@ def test_encoder_lengths_follow_the_convolutions():
     encoder = make_model("leapformer_s2t_tiny").encoder
     assert isinstance(encoder, S2TEncoder)
     for frames in range(1, 30):
-        states, lengths = encoder.subsample(torch.randn(1, frames, 8).double(), torch.tensor([frames]))
+        states, lengths = encoder.convolve(torch.randn(1, frames, 8).double(), torch.tensor([frames]))
         assert len(states) == int(lengths) == -(-frames // 4)
 
 
@@ -153,9 +153,9 @@ def test_a_prefix_of_whole_decisions_has_final_frames():
     """The agent feeds multiples of 4 frames: none of its convolved frames may change when more audio arrives."""
     encoder = make_model("leapformer_s2t_tiny").encoder
     frames = torch.randn(1, 40, 8).double()
-    whole, _ = encoder.subsample(frames, torch.tensor([40]))
+    whole, _ = encoder.convolve(frames, torch.tensor([40]))
     for n in (4, 12, 28):
-        part, _ = encoder.subsample(frames[:, :n], torch.tensor([n]))
+        part, _ = encoder.convolve(frames[:, :n], torch.tensor([n]))
         torch.testing.assert_close(part, whole[: n // 4])
 
 

@@ -246,8 +246,8 @@ def test_streaming_gives_the_logits_of_training(arriving: Path, data_root: Path,
 
 def test_each_frame_is_encoded_once(arriving: Path, data_root: Path, speech) -> None:
     system, seen = load_system(arriving, data_root), []
-    convolve = system.model.encoder.subsample
-    system.model.encoder.subsample = lambda frames, lengths: seen.append(frames.shape[1]) or convolve(frames, lengths)
+    convolve = system.model.encoder.convolve
+    system.model.encoder.convolve = lambda frames, lengths: seen.append(frames.shape[1]) or convolve(frames, lengths)
     stream = TranslationStream(system, DecodingOptions(max_len_b=25))
     stream.push(speech(2.1))
     assert stream.advance(source_finished=True)
