@@ -16,27 +16,28 @@ from ..support.signature import signature
 
 if TYPE_CHECKING:
     from ..export.check import Compared
-    from ..export.write import Subwords
+    from ..export.plain import Subwords
 
     Exported = tuple[Folder, Callable[[Folder], Compared]]  # with the comparison to call once the folder is in place
 
-SPEECH, LANGUAGE_MODEL, TEXT = ("leapformer_simulst", "leapformer_s2t"), ("leapformer_lm",), ("leapformer_nmt",)
-SYNTHESIS = ("leapformer_tts",)
+CONFIG = "config.yaml"
+SIMULTANEOUS, OFFLINE = ("leapformer_simulst",), ("leapformer_s2t", "leapformer_s2t_transformer")
+LANGUAGE_MODEL, TEXT, SYNTHESIS = ("leapformer_lm",), ("leapformer_nmt",), ("leapformer_tts",)
 # Options that only some models have: the models, and the option's default.
 ONLY_FOR: dict[str, tuple[tuple[str, ...], str | None]] = {
-    "config_yaml": (SPEECH, "config.yaml"),
-    "pre_decision_ratio": (SPEECH, None),
+    **dict.fromkeys(("config_yaml", "pre_decision_ratio"), ((*SIMULTANEOUS, *OFFLINE), None)),
     **dict.fromkeys(("sentencepiece_model", "bpe_codes", "moses"), ((*TEXT, *LANGUAGE_MODEL), None)),
     "engine": (TEXT, ONNX),
 }
 
 
 OPTIONS = """
---path CHECKPOINT!      a trained leapformer_nmt, _lm, _simulst, _s2t or _tts model
+--path CHECKPOINT!      a trained leapformer_nmt, _lm, _simulst, _s2t or _tts model; or a transformer of fairseq's own
 --out DIR:path!         the graphs, vocabularies and model.json
 --data DIR              its dictionaries; of speech, the folder of its config yaml (default: as in the training)
---config-yaml NAME = config.yaml  of speech, in --data
---pre-decision-ratio N:int  of speech: encoder states of a step (default: the trained one)
+--config-yaml NAME      of speech, in --data (default: config.yaml; of whole recordings without --data as in the
+                        training)
+--pre-decision-ratio N:int  of speech while it arrives: encoder states of a step (default: the trained one)
 --sentencepiece-model FILE:path  of text: copied into DIR, to translate plain text
 --engine NAME = onnx    what runs DIR: onnx, all models; ctranslate2, translation with softmax in all blocks
 --bpe-codes FILE:path   of text: codes of subword-nmt or fastBPE, in place of a sentencepiece model
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         raise LeapformerError(f"--engine {args.engine}: give one of {', '.join(TASKS_OF)}")
     arch = _architecture(args.path)
     _check_options(args, arch)
-    exporters = {SPEECH: _speech, SYNTHESIS: _synthesis}
+    exporters = {SIMULTANEOUS: _speech, OFFLINE: _recordings, SYNTHESIS: _synthesis}
     with replacing_folder(args.out, MODEL, FILES, "export") as partial:
         export = next((export for kinds, export in exporters.items() if arch.startswith(kinds)), _text)
         folder, compare = export(args, partial)
@@ -96,11 +97,11 @@ def _check_options(args: argparse.Namespace, arch: str) -> None:
             raise LeapformerError(f"{flag(name)} {value} has no meaning for {arch}; leave it out")
 
 
-def _loaded(args: argparse.Namespace, kinds: tuple[str, ...]) -> tuple[Any, Any]:
+def _loaded(args: argparse.Namespace, kinds: tuple[str, ...], **more: Any) -> tuple[Any, Any]:
     """The model, of one of these kinds, and its task."""
     from ..models.loading import load_model
 
-    return load_model(args.path, kinds, "export", {} if args.data is None else {"data": args.data})
+    return load_model(args.path, kinds, "export", {} if args.data is None else {"data": args.data, **more})
 
 
 def _origin(args: argparse.Namespace) -> dict[str, Any]:
@@ -123,7 +124,7 @@ def _text(args: argparse.Namespace, out: Path) -> Exported:
 
 def _subwords(args: argparse.Namespace) -> Subwords:
     """How plain text is split. Raises LeapformerError for missing files and options that exclude each other."""
-    from ..export.write import Subwords
+    from ..export.plain import Subwords
 
     pieces: Path | None = args.sentencepiece_model
     codes: Path | None = args.bpe_codes
@@ -152,6 +153,21 @@ def _synthesis(args: argparse.Namespace, out: Path) -> Exported:
     return folder, lambda exported: compared_synthesis(model, ExportedVoice(exported), args.check)
 
 
+def _recordings(args: argparse.Namespace, out: Path) -> Exported:
+    from ..export.check import compared_recordings
+    from ..export.write import export_recordings
+
+    model, task = _loaded(args, OFFLINE, config_yaml=args.config_yaml or CONFIG)
+    if model.encoder.chunks is not None:
+        return _speech(args, out)
+    if args.pre_decision_ratio is not None:
+        raise LeapformerError(
+            f"--pre-decision-ratio {args.pre_decision_ratio} has no meaning for a model of whole recordings; leave it out"
+        )
+    folder = export_recordings(model, task, out, signature(), _origin(args))
+    return folder, lambda exported: compared_recordings(model, task, exported, args.check)
+
+
 def _speech(args: argparse.Namespace, out: Path) -> Exported:
     from ..export.check import compared_speech
     from ..export.write import export_speech
@@ -161,6 +177,6 @@ def _speech(args: argparse.Namespace, out: Path) -> Exported:
     if args.data is None:
         raise LeapformerError("--data is missing; give the folder of the config yaml, as in training")
     policy = PolicyOptions("offline")  # any will do: the policy is not part of the graphs
-    system = load_system(args.path, args.data, args.config_yaml, policy, args.pre_decision_ratio)
+    system = load_system(args.path, args.data, args.config_yaml or CONFIG, policy, args.pre_decision_ratio)
     folder = export_speech(system, out, signature(), _origin(args))
     return folder, lambda exported: compared_speech(system, exported, args.check)

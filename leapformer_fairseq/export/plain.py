@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,22 @@ from ..support.errors import LeapformerError
 from ..support.lines import read_lines
 
 VERSION = "#version: 0.2"  # of subword-nmt's codes: the end of a word belongs to its last symbol, as in fastBPE
+
+
+class Subwords(NamedTuple):
+    """How plain text is split into the symbols of the dictionaries; none of them: at spaces.
+
+    sentencepiece: its model.
+    codes:         of BPE, a file of subword-nmt or of fastBPE.
+    moses:         languages of source and target, for Moses' words before that.
+    """
+
+    sentencepiece: Path | None = None
+    codes: Path | None = None
+    moses: tuple[str, str] | None = None
+
+
+PLAIN = Subwords()
 
 
 class _Recorder:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -37,6 +37,7 @@ from ..runtime.folder import (
     ORDER,
     POSITIONS,
     PROMPT,
+    RECORDINGS,
     REFINE,
     ROWS,
     SELF,
@@ -64,27 +65,13 @@ from ..support.lines import write_lines
 from . import ctranslate2
 from .graphs import DecoderStep, Source
 from .language import Prompt
-from .plain import check_task, codes_of
+from .plain import PLAIN, Subwords, check_task, codes_of
+from .recordings import Recording, recordings_of, subwords_in
 from .states import shapes_of, starts_of
 from .streaming import Listening, Writing
 from .synthesis import Phonemes, Refined, SpeechStep
 from .weights import share
 
-
-class Subwords(NamedTuple):
-    """How plain text is split into the symbols of the dictionaries; none of them: at spaces.
-
-    sentencepiece: its model.
-    codes:         of BPE, a file of subword-nmt or of fastBPE.
-    moses:         languages of source and target, for Moses' words before that.
-    """
-
-    sentencepiece: Path | None = None
-    codes: Path | None = None
-    moses: tuple[str, str] | None = None
-
-
-PLAIN = Subwords()
 SENTENCES, HYPOTHESES, LONGEST = 2, 3, 7  # sizes of the examples that are traced
 ANY = torch.export.Dim.DYNAMIC  # a size that must stay variable; export fails if the graph would fix it
 
@@ -240,6 +227,23 @@ def write_speech(model: Any, frames: int, step_frames: int, out: Path) -> tuple[
     write_with_states(writing, {ROWS: rows, COUNT: count, START: start}, [(read, 1)], [], out / WRITE)
     states = {HEARD: heard, **write_step(model.decoder, out)}
     return states, Speech(frames, encoder.chunks.size, encoder.chunks.ahead, step_frames, n_bins)
+
+
+def export_recordings(model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any]) -> Folder:
+    """Write the folder of a model that reads whole recordings, graphs and all other files; `origin` as in `Folder`.
+
+    Raises LeapformerError for mechanisms and tasks that cannot be exported, or if a library is missing.
+    """
+    recordings, subwords = recordings_of(task), subwords_in(task)
+    model = _frozen(model, out)
+    source, ratio = Recording(model), model.encoder.pooling_ratio()
+    example = torch.zeros(1, LONGEST * ratio, recordings.n_bins)
+    write(source, (example,), ({1: ANY},), [FRAMES], list(source.shapes), out / SOURCE)
+    states, words = write_step(model.decoder, out), {"target": vocabulary(task.target_dictionary)}
+    frames, rows = task.max_positions()[0], _longest_source(model)
+    longest = frames if rows is None else min(frames, rows * ratio)
+    folder = Folder(out, RECORDINGS, states, words, model.max_decoder_positions(), signature, origin)
+    return _complete(replace(folder, recordings=recordings, max_source=longest), model, subwords)
 
 
 def quantize(folder: Folder) -> Folder:

@@ -12,20 +12,28 @@ from ..support.errors import LeapformerError, explained
 from ..support.lines import decoded, read_lines, waiting
 from ..support.options import add_options, at_least, parse
 from .beam import Search
-from .folder import SPEECH, SYNTHESIS, Folder
-from .translator import BATCH_TOKENS, Translator
+from .folder import RECORDINGS, SPEECH, SYNTHESIS, Folder
+from .recordings import SpeechToText
+from .translator import BATCH_TOKENS, NOTHING, Text, Translator
 
-OPTIONS = f"""
+SEARCH = """
 folder DIR:path         an exported model; from or to speech: DIR --help tells more; or demo: the bundled one
 --beam N:int = 5        hypotheses
 --max-len-a A:float = 0  a target has at most A times as many subwords as
---max-len-b B:int = 200  its source, and B (default: 0 and 200)
+--max-len-b B:int = 200  its source, or as a recording has frames (10 ms), and B (default: 0 and 200)
 --length-penalty X:float = 1
---nbest N:int = 1       print so many hypotheses of each line, one a line
+--nbest N:int = 1       print so many hypotheses of each line or recording, one a line
 --scores                print the score before each, and a tab
+--threads N:int = 1
+"""
+OPTIONS = f"""
+{SEARCH}
 --prefixes FILE         with what the translation of each line begins
 --batch-tokens N:int = {BATCH_TOKENS}  subwords that are translated together
---threads N:int = 1
+"""
+HEARING = f"""
+{SEARCH}
+audio FILE...           16 kHz mono recordings, each read as a whole
 """
 
 
@@ -39,7 +47,7 @@ def _dispatch(argv: list[str]) -> int:
     if argv[:1] == ["demo"] and not Path("demo").is_dir():
         return _demo(argv[1:])
     task = Folder.read(argv[0]).task if argv and not argv[0].startswith("-") else ""
-    return {SPEECH: _speech, SYNTHESIS: _speaking}.get(task, _text)(argv)
+    return {SPEECH: _speech, SYNTHESIS: _speaking, RECORDINGS: _recordings}.get(task, _text)(argv)
 
 
 def _demo(argv: list[str]) -> int:
@@ -63,16 +71,42 @@ def _speaking(argv: list[str]) -> int:
     return tts.run(parse(tts, ["--path", *argv], "python -m leapformer_fairseq.runtime DIR"))
 
 
+def _recordings(argv: list[str]) -> int:
+    """What is said in each recording, a line each. One that cannot be read gets an empty line, and a message."""
+    args, search = _options(HEARING, argv)
+    model, refused = SpeechToText(args.folder, args.threads), 0
+    for recording in args.audio:
+        try:
+            _print(model.texts(recording, args.nbest, search), args.scores)
+        except LeapformerError as error:
+            ending.say(f"runtime: {error}; its text is empty")
+            refused += 1
+            _print([NOTHING], args.scores)
+    return 1 if refused else 0
+
+
+def _options(table: str, argv: list[str]) -> tuple[Any, Search]:
+    parser = ending.Parser(prog="python -m leapformer_fairseq.runtime", description=__doc__)
+    add_options(parser, table, {})
+    args = parser.parse_args(argv)
+    at_least(1, beam=args.beam, nbest=args.nbest)
+    search = Search(args.beam, args.max_len_a, args.max_len_b, penalty=args.length_penalty)
+    search.check(args.nbest)
+    return args, search
+
+
+def _print(found: list[Text], scores: bool) -> None:
+    for one in found:
+        print(f"{one.score:.4f}\t{one.text}" if scores else one.text, flush=True)
+
+
 def _text(argv: list[str]) -> int:
     """Standard input, line by line: sources to translate, or prompts.
 
     A line that cannot be read gets an empty one, and a message; the status is then 1.
     """
-    parser = ending.Parser(prog="python -m leapformer_fairseq.runtime", description=__doc__)
-    add_options(parser, OPTIONS, {})
-    args = parser.parse_args(argv)
-    at_least(1, beam=args.beam, nbest=args.nbest, batch_tokens=args.batch_tokens)
-    search = Search(args.beam, args.max_len_a, args.max_len_b, penalty=args.length_penalty)
+    args, search = _options(OPTIONS, argv)
+    at_least(1, batch_tokens=args.batch_tokens)
     translator = Translator(args.folder, args.threads)
     prefixes = iter(() if args.prefixes is None else read_lines(args.prefixes, "--prefixes"))
     read, refused, unknown = 0, 0, Counter[str]()
@@ -92,8 +126,7 @@ def _text(argv: list[str]) -> int:
         begins = [next(prefixes, "") for _ in lines] if args.prefixes else []
         options: dict[str, Any] = {"nbest": args.nbest, "prefixes": begins, "batch_tokens": args.batch_tokens}
         for found in translator.translate(lines, search=search, **options):
-            for one in found:
-                print(f"{one.score:.4f}\t{one.text}" if args.scores else one.text, flush=True)
+            _print(found, args.scores)
     if unknown:
         few = " ".join(piece for piece, _ in unknown.most_common(5))
         ending.say(f"runtime: {unknown.total()} subwords are not in the model's vocabulary, most often: {few}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..support.errors import LeapformerError
 from .engine import Graphs, Values
 from .folder import SELF
 
@@ -17,7 +18,7 @@ from .folder import SELF
 @dataclass(frozen=True)
 class Search:
     """Options of the search: `beam` hypotheses; at most `max_len_a` * S + `max_len_b` tokens for a source of S tokens
-    with its end; `penalty` is the exponent of the length by which scores are divided.
+    with its end, or of S frames; `penalty` is the exponent of the length by which scores are divided.
     """
 
     beam: int = 5
@@ -25,6 +26,11 @@ class Search:
     max_len_b: int = 200
     min_len: int = 1
     penalty: float = 1.0
+
+    def check(self, nbest: int) -> None:
+        """Raise LeapformerError if the search does not give so many hypotheses."""
+        if not 1 <= nbest <= self.beam:
+            raise LeapformerError(f"nbest={nbest}: a beam of {self.beam} gives 1 to {self.beam}")
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,12 @@ def translate(
     pad, width = graphs.folder.vocabularies["source"].pad, max(map(len, sources))
     tokens = np.array([[pad] * (width - len(source)) + list(source) for source in sources])  # on the left, as fairseq
     return _search(graphs, graphs.read(tokens), list(map(len, sources)), options, prefixes=prefixes)
+
+
+def transcribe(graphs: Graphs, frames: np.ndarray, options: Search) -> list[Hypothesis]:
+    """The hypotheses for the frames (T, n_bins) of a recording, best first."""
+    (found,) = _search(graphs, graphs.hear(frames), [len(frames)], options)
+    return found
 
 
 def go_on(graphs: Graphs, prompt: Sequence[int], options: Search) -> list[Hypothesis]:

@@ -12,8 +12,8 @@ from ..support.errors import LeapformerError
 from .beam import Hypothesis, Search, go_on, translate
 from .ctranslate2 import CTranslate2
 from .engine import Graphs
-from .folder import CTRANSLATE2, LANGUAGE, TRANSLATION, Folder
-from .text import subwords_of
+from .folder import CTRANSLATE2, LANGUAGE, TRANSLATION, Folder, Vocabulary
+from .text import Joined, subwords_of
 
 Batched = Callable[[Sequence[Sequence[int]], Search, Sequence[Sequence[int]]], list[list[Hypothesis]]]
 BATCH_TOKENS = 1_000
@@ -21,7 +21,7 @@ AHEAD = 2_000  # lines that are read before the first is translated, so that tho
 
 
 class Text(NamedTuple):
-    """One translation of a line, or one continuation.
+    """One translation of a line or a recording, or one continuation.
 
     pieces: its subwords.
     score:  the sum of their log-probabilities, and of that of the end, over length ** penalty.
@@ -30,6 +30,15 @@ class Text(NamedTuple):
     text: str
     pieces: list[str]
     score: float
+
+    @classmethod
+    def of(cls, hypothesis: Hypothesis, target: Vocabulary, joined: Joined) -> Text:
+        """The text of a hypothesis, whose subwords `joined` joins."""
+        pieces = target.words(hypothesis.tokens)
+        return cls(joined(pieces), pieces, float(hypothesis.score))
+
+
+NOTHING = Text("", [], 0.0)  # the translation of an empty source
 
 
 class Translator:
@@ -75,14 +84,13 @@ class Translator:
         The translation of an empty line is empty. Raises LeapformerError for a line that is too long for the model.
         """
         options = search or Search()
-        if not 1 <= nbest <= options.beam:
-            raise LeapformerError(f"nbest={nbest}: a beam of {options.beam} gives 1 to {options.beam}")
+        options.check(nbest)
         numbered = iter(lines)
         read = 0
         while some := list(islice(numbered, ahead)):
             pieces = [line if isinstance(line, list) else self.pieces(line) for line in some]
             yield from (
-                [self._text(hypothesis) for hypothesis in found[:nbest]] or [Text("", [], 0.0)]
+                [Text.of(hypothesis, self._target, self.joined) for hypothesis in found[:nbest]] or [NOTHING]
                 for found in self.hypotheses(pieces, options, prefixes[read : read + len(some)], batch_tokens)
             )
             read += len(some)
@@ -123,7 +131,3 @@ class Translator:
             for place, hypotheses in zip(batch, results, strict=True):
                 found[place] = hypotheses
         return found
-
-    def _text(self, hypothesis: Hypothesis) -> Text:
-        pieces = self._target.words(hypothesis.tokens)
-        return Text(self.joined(pieces), pieces, float(hypothesis.score))
