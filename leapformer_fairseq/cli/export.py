@@ -35,8 +35,7 @@ OPTIONS = """
 --path CHECKPOINT!      a trained leapformer_nmt, _lm, _simulst, _s2t or _tts model; or a transformer of fairseq's own
 --out DIR:path!         the graphs, vocabularies and model.json
 --data DIR              its dictionaries; of speech, the folder of its config yaml (default: as in the training)
---config-yaml NAME      of speech, in --data (default: config.yaml; of whole recordings without --data as in the
-                        training)
+--config-yaml NAME      of speech, in --data (default: config.yaml; of whole recordings as in the training)
 --pre-decision-ratio N:int  of speech while it arrives: encoder states of a step (default: the trained one)
 --sentencepiece-model FILE:path  of text: copied into DIR, to translate plain text
 --engine NAME = onnx    what runs DIR: onnx, all models; ctranslate2, translation with softmax in all blocks
@@ -62,9 +61,12 @@ def run(args: argparse.Namespace) -> int:
         raise LeapformerError(f"--engine {args.engine}: give one of {', '.join(TASKS_OF)}")
     arch = _architecture(args.path)
     _check_options(args, arch)
-    exporters = {SIMULTANEOUS: _speech, OFFLINE: _recordings, SYNTHESIS: _synthesis}
+    exporters = {SIMULTANEOUS: _speech, OFFLINE: _recordings, TEXT: _text, LANGUAGE_MODEL: _text, SYNTHESIS: _synthesis}
+    export = next((export for kinds, export in exporters.items() if arch.startswith(kinds)), None)
+    if export is None:
+        names = " or ".join(f"{kind}*" for kinds in exporters for kind in kinds)
+        raise LeapformerError(f"--path {args.path} holds architecture {arch!r}; export needs {names}")
     with replacing_folder(args.out, MODEL, FILES, "export") as partial:
-        export = next((export for kinds, export in exporters.items() if arch.startswith(kinds)), _text)
         folder, compare = export(args, partial)
         if args.quantize and args.engine == ONNX:
             from ..export.write import quantize
@@ -97,11 +99,12 @@ def _check_options(args: argparse.Namespace, arch: str) -> None:
             raise LeapformerError(f"{flag(name)} {value} has no meaning for {arch}; leave it out")
 
 
-def _loaded(args: argparse.Namespace, kinds: tuple[str, ...], **more: Any) -> tuple[Any, Any]:
+def _loaded(args: argparse.Namespace, kinds: tuple[str, ...]) -> tuple[Any, Any]:
     """The model, of one of these kinds, and its task."""
     from ..models.loading import load_model
 
-    return load_model(args.path, kinds, "export", {} if args.data is None else {"data": args.data, **more})
+    given = {name: getattr(args, name) for name in ("data", "config_yaml")}
+    return load_model(args.path, kinds, "export", {name: value for name, value in given.items() if value is not None})
 
 
 def _origin(args: argparse.Namespace) -> dict[str, Any]:
@@ -157,12 +160,13 @@ def _recordings(args: argparse.Namespace, out: Path) -> Exported:
     from ..export.check import compared_recordings
     from ..export.write import export_recordings
 
-    model, task = _loaded(args, OFFLINE, config_yaml=args.config_yaml or CONFIG)
+    model, task = _loaded(args, OFFLINE)
     if model.encoder.chunks is not None:
         return _speech(args, out)
     if args.pre_decision_ratio is not None:
         raise LeapformerError(
-            f"--pre-decision-ratio {args.pre_decision_ratio} has no meaning for a model of whole recordings; leave it out"
+            f"--pre-decision-ratio {args.pre_decision_ratio} has no meaning for a model that reads whole recordings; "
+            "leave it out"
         )
     folder = export_recordings(model, task, out, signature(), _origin(args))
     return folder, lambda exported: compared_recordings(model, task, exported, args.check)

@@ -70,13 +70,13 @@ def recordings_of(task: Any) -> Recordings:
 
 
 def subwords_in(task: Any) -> Subwords:
-    """How the config yaml of a speech task splits text. Raises LeapformerError for a way that the runtime does not have."""
+    """How the config yaml of a speech task splits text. Raises LeapformerError for a way that the runtime has not."""
     pieces, words = task.data_cfg.bpe_tokenizer, task.data_cfg.pre_tokenizer
     bpe, tokenizer = pieces.get("bpe"), words.get("tokenizer")
     if bpe not in (None, "sentencepiece", *CODES) or tokenizer not in (None, "moses"):
         raise LeapformerError(
-            f"bpe_tokenizer {bpe!r} with pre_tokenizer {tokenizer!r} in the config yaml: the runtime has sentencepiece, "
-            f"{', '.join(CODES)} or none, and moses or none; use `leapformer generate`"
+            f"bpe_tokenizer {bpe!r} with pre_tokenizer {tokenizer!r} in the config yaml: the runtime has "
+            f"sentencepiece, {', '.join(CODES)} or none, and moses or none; use `leapformer generate`"
         )
     model, codes = pieces.get("sentencepiece_model"), pieces.get("bpe_codes")
     for name, file in (("sentencepiece_model", model), ("bpe_codes", codes)):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -206,7 +205,9 @@ class S2TEncoder(SpeechEncoder, ConvTransformerEncoder):
         return through_convolutions(self.conv, self.out, frames, lengths)
 
 
-def through_convolutions(layers: nn.Sequential, out: nn.Linear, frames: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+def through_convolutions(
+    layers: nn.Sequential, out: nn.Linear, frames: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor]:
     """Frames (B, T, n_bins) after convolutions over time and frequency and a projection: (S, B, C), lengths (B,)."""
     x = frames.unsqueeze(1)
     for layer in layers:
@@ -249,7 +250,7 @@ class LeapformerS2TModel(OfAnyOrigin, ConvTransformerModel):
 
     tasks = ("speech_to_text",)
 
-    encoder_class: ClassVar[Callable[[Namespace, int], SpeechEncoder]] = S2TEncoder
+    encoder_class: ClassVar[type[SpeechEncoder]] = S2TEncoder
     decoder_class: ClassVar[type[Decoder]] = Decoder
     encoder_freezing_updates: int  # the encoder gets no gradients in the first updates
     num_updates = 0  # so far

@@ -47,7 +47,7 @@ class Cmvn:
 
 
 def by_itself(frames: np.ndarray, mean: bool, std: bool) -> np.ndarray:
-    """The frames (T, F) of a recording without their mean, and over their standard deviation, as in `utterance_cmvn`."""
+    """The frames (T, F) of a recording without their mean, over their deviation: fairseq's `utterance_cmvn`."""
     means, squares = frames.mean(axis=0), (frames**2).sum(axis=0)
     centred = frames - means if mean else frames
     return centred / np.sqrt(np.maximum(squares / len(frames) - means**2, LEAST_VARIANCE)) if std else centred
