@@ -1,4 +1,4 @@
-"""Run an exported model: translate or go on with lines of standard input, translate recordings while heard, speak."""
+"""Run an exported model: translate or go on with lines of standard input, translate recordings, speak."""
 
 from __future__ import annotations
 

@@ -199,9 +199,7 @@ def test_a_recording_needs_neither_torch_nor_fairseq(exported):
 
 # ------------------------------------------------------------------------------------------------------- the full tier
 OURS = {
-    "leap": "leapformer_s2t_tiny --encoder-self-attention leap --decoder-self-attention leap",
-    "abc": "leapformer_s2t_tiny --encoder-self-attention abc-mlp --decoder-cross-attention abc-cluster",
-    "recurrent": "leapformer_s2t_mla --encoder-self-attention gated-delta --decoder-self-attention delta",
+    "abc": "leapformer_s2t_mla --encoder-self-attention gated-delta,abc-mlp --decoder-cross-attention abc-cluster",
     "lengths": "leapformer_s2t_tiny --encoder-self-attention cosformer --decoder-cross-attention cosformer "
     "--length-predictor ratio --length-ratio 0.1 --cosformer-length 0",
     "fairseq's": "leapformer_s2t_transformer_xs --encoder-self-attention leap --decoder-cross-attention hedgehog",
