@@ -1,4 +1,4 @@
-"""Every option of `score`, `tts`, `maps`, `serve` and `export` changes what the command does, or is refused.
+"""Every option of `score`, `tts`, `maps`, `serve`, `export` and the runtime changes what is done, or is refused.
 
 Commands run in this process. What they ask of models, servers and graphs is written down instead of done where that
 takes long; how models and sessions obey is proven in the other tests of this kind.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import io
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -26,6 +28,8 @@ from leapformer_fairseq.cli import main as entry
 from leapformer_fairseq.export import check, write
 from leapformer_fairseq.models import hifigan, synthesis
 from leapformer_fairseq.models.loading import load_model
+from leapformer_fairseq.runtime import __main__ as runtime_command
+from leapformer_fairseq.runtime.beam import Search
 from leapformer_fairseq.runtime.commands import serve as serve_command
 from leapformer_fairseq.runtime.commands import tts as tts_command
 from leapformer_fairseq.runtime.folder import Folder
@@ -35,11 +39,12 @@ from leapformer_fairseq.runtime.serve.talk import Limits
 from leapformer_fairseq.runtime.simul import live
 from leapformer_fairseq.runtime.simul.options import policy_options
 from leapformer_fairseq.runtime.spoken import Manifests, Manner, Script, Utterance
+from leapformer_fairseq.runtime.translator import Text, TooLong
 from leapformer_fairseq.scoring import alignment, pieces
 from leapformer_fairseq.scoring.pictures import heatmaps, inputs
 from leapformer_fairseq.scoring.pictures.proportions import Proportions
 from leapformer_fairseq.simul import loading
-from leapformer_fairseq.support.options import add_command
+from leapformer_fairseq.support.options import add_command, add_options
 
 from .exported import MELS
 from .runtime.serve.cases import silent
@@ -407,6 +412,7 @@ EXPORT: dict[str, tuple[list[str], set[str], set[str]]] = {
     "--pre-decision-ratio": (["--pre-decision-ratio", "7"], {"loaded"}, {"speech"}),
     "--sentencepiece-model": (["--sentencepiece-model", "lines"], {"subwords"}, {"text"}),
     "--bpe-codes": (["--bpe-codes", "lines"], {"subwords"}, {"text"}),
+    "--gpt2-bpe": (["--gpt2-bpe", "lines", "more"], {"subwords"}, {"text"}),
     "--moses": (["--moses", "en-de"], {"subwords"}, {"text"}),
     "--engine": (["--engine", "ctranslate2"], {"engine"}, {"text"}),
     "--quantize": (["--quantize"], {"quantized"}, {*KINDS}),
@@ -445,7 +451,7 @@ def test_every_option_of_export_changes_what_is_exported_or_is_refused(
         return SimpleNamespace(encoder=None), None
 
     monkeypatch.chdir(folder)
-    texts(folder, lines="w1")
+    texts(folder, lines="w1", more="w2")
     state = {"cfg": {"model": argparse.Namespace(arch=f"{KINDS[kind]}_tiny")}}
     monkeypatch.setattr("leapformer_fairseq.models.averaging.load_checkpoint", lambda path: state)
     monkeypatch.setattr("leapformer_fairseq.models.averaging.describe_checkpoint", lambda path: {})
@@ -476,6 +482,86 @@ def test_every_option_of_export_changes_what_is_exported_or_is_refused(
     else:
         assert after["status"] == 2 and option in after["err"], f"{option} changes nothing and is not refused"
         assert not any(place.startswith("model/") for place in after), "before anything is written"
+
+
+# ------------------------------------------------------------------------------- python -m leapformer_fairseq.runtime
+SAMPLING = ["--sampling"]
+# option -> words without it, words with it, and where that shows
+RUNTIME: dict[str, tuple[list[str], list[str], set[str]]] = {
+    "folder": ([], [], {"folder"}),
+    "--beam": ([], ["--beam", "7"], {"beam"}),
+    "--max-len-a": ([], ["--max-len-a", "1.5"], {"max_len_a"}),
+    "--max-len-b": ([], ["--max-len-b", "9"], {"max_len_b"}),
+    "--min-len": ([], ["--min-len", "3"], {"min_len"}),
+    "--length-penalty": ([], ["--length-penalty", "0.5"], {"penalty"}),
+    "--unkpen": ([], ["--unkpen", "2"], {"unk_penalty"}),
+    "--temperature": ([], ["--temperature", "0.5"], {"temperature"}),
+    "--no-repeat-ngram-size": ([], ["--no-repeat-ngram-size", "3"], {"no_repeat_ngram_size"}),
+    "--sampling": ([], SAMPLING, {"sampling"}),
+    "--sampling-topk": (SAMPLING, [*SAMPLING, "--sampling-topk", "10"], {"topk"}),
+    "--sampling-topp": (SAMPLING, [*SAMPLING, "--sampling-topp", "0.9"], {"topp"}),
+    "--seed": ([], ["--seed", "7"], {"draws"}),
+    "--nbest": ([], ["--nbest", "2"], {"nbest"}),
+    "--scores": ([], ["--scores"], {"out"}),
+    "--prefixes": ([], ["--prefixes", "prefixes"], {"prefixes"}),
+    "--too-long": ([], ["--too-long", "cut"], {"out", "err", "status"}),
+    "--batch-tokens": ([], ["--batch-tokens", "70"], {"batch_tokens"}),
+    "--threads": ([], ["--threads", "2"], {"threads"}),
+    "--quiet": ([], ["--quiet"], {"err"}),
+}
+
+
+def test_every_option_of_the_runtime_is_known_here() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser, runtime_command.OPTIONS)
+    names = {action.option_strings[0] if action.option_strings else action.dest for action in parser._actions}
+    assert names - {"-h"} == RUNTIME.keys()
+
+
+@pytest.mark.parametrize("option", RUNTIME)
+def test_every_option_of_the_runtime_arrives(
+    option: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: Found = {}
+
+    class Recorded:
+        def __init__(self, folder: Path, threads: int) -> None:
+            seen.update(folder=str(folder), threads=threads)
+
+        def pieces(self, line: str, where: str, search: Search) -> list[str]:
+            if len(line) > 9:
+                raise TooLong(f"{where}too long", ["short"])
+            return line.split()
+
+        def unknown(self, pieces: list[str]) -> list[str]:
+            return []
+
+        def translate(self, lines: list[list[str]], **options: Any) -> Iterator[list[Text]]:
+            draws = options.pop("seed").random()
+            seen.update(vars(options.pop("search")), draws=draws)
+            options.pop("watch")(len(lines))
+            seen.update(options)
+            return iter([[Text(" ".join(pieces), pieces, -1.0)] for pieces in lines])
+
+    texts(folder, prefixes="p1")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(runtime_command, "Translator", Recorded)
+    monkeypatch.setattr(runtime_command.Folder, "read", lambda path: SimpleNamespace(task="translation"))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+
+    def run(name: str, words: list[str]) -> Found:
+        seen.clear()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one two\nmuch too long\nthree")))
+        status = runtime_command.main([name, *words])
+        printed = capsys.readouterr()
+        assert printed.out.count("\n") == 3
+        bar = printed.err.rpartition("\r")[2]
+        assert ("3/3" in bar) == ("--quiet" not in words), "the file has three lines"
+        return {"status": status, "out": printed.out, "err": re.sub(r"\d\d:\d\d|[\d.]+line", "", printed.err), **seen}
+
+    without, given, places = RUNTIME[option]
+    before, after = run("one", without), run("other" if option == "folder" else "one", given)
+    assert changed(before, after) == places
 
 
 # --------------------------------------------------------------------------------------------------------------- serve

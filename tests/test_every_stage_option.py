@@ -196,10 +196,10 @@ def test_positions_of_a_long_text_go_on_from_piece_to_piece(monkeypatch: pytest.
 class Scripted:
     """Graphs of 7 symbols whose probabilities depend on what was written; the end is not likely."""
 
-    eos, pad, size = 2, 1, 7
+    eos, pad, unk, size = 2, 1, 3, 7
 
     def __init__(self, max_target: int = 40) -> None:
-        words = SimpleNamespace(eos=self.eos, pad=self.pad)
+        words = SimpleNamespace(eos=self.eos, pad=self.pad, unk=self.unk)
         self.folder: Any = SimpleNamespace(
             vocabularies={"source": words, "target": words},
             max_target=max_target,
@@ -218,9 +218,9 @@ class Scripted:
         return logits - np.log(np.exp(logits).sum())
 
     def step(self, tokens: np.ndarray, position: int, order: np.ndarray, own: Any, source: Any) -> tuple[Any, Any]:
-        own = [(*own[row], int(token)) for row, token in zip(order[0], tokens[0], strict=True)]
+        own = [(*own[row], int(token)) for row, token in zip(order.flat, tokens.flat, strict=True)]
         assert all(len(one) == position for one in own)
-        return np.array([[self.log_probs(one) for one in own]]), own
+        return np.array([self.log_probs(one) for one in own]).reshape(*tokens.shape, -1), own
 
     def text(self, tokens: np.ndarray, own: Any, before: int = 0) -> tuple[np.ndarray, Any]:
         rows = [tuple(tokens[0, : n + 1].tolist()) for n in range(tokens.shape[1])]
@@ -233,11 +233,22 @@ SEARCH: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "max_len_b": ([200, 3, 5], {}),
     "min_len": ([1, 12, 30], {}),
     "penalty": ([1.0, 0.0, 3.0], {}),
+    "unk_penalty": ([0.0, 2.0, -2.0], {}),
+    "temperature": ([1.0, 0.5, 2.0], {}),
+    "no_repeat_ngram_size": ([0, 1, 2, 3], {}),
+    "sampling": ([False, True], {}),
+    "topk": ([0, 1, 2], {"sampling": True}),
+    "topp": ([0.0, 0.1, 0.7], {"sampling": True}),
 }
 SEARCHES: dict[str, Any] = {
-    "translations": lambda options: translate(Scripted(), [[5, 6, 5, 4, 6, 2]], options),  # type: ignore[arg-type]
-    "continuations": lambda options: go_on(Scripted(), [5, 6], options),  # type: ignore[arg-type]
+    "translations": lambda graphs, *options: translate(graphs, [[5, 6, 5, 4, 6, 2]], *options)[0],
+    "continuations": lambda graphs, *options: go_on(graphs, [5, 6], *options),
 }
+
+
+def searched(what: str, options: Search, graphs: Any = None) -> list[Any]:
+    chances = [np.random.default_rng(1)] if options.sampling else []
+    return SEARCHES[what](graphs or Scripted(), options, *([(), chances] if what == "translations" else [chances]))
 
 
 @pytest.mark.parametrize("what", SEARCHES)
@@ -245,17 +256,18 @@ SEARCHES: dict[str, Any] = {
 def test_every_option_of_a_beam_search_changes_what_is_found(name: str, what: str) -> None:
     values, more = SEARCH[name]
     values = values if what == "translations" or name != "max_len_a" else [0.0, 1.5, 3.0]  # of a shorter text
-    found = [SEARCHES[what](Search(**{**more, name: value})) for value in values]
+    found = [searched(what, Search(**{**more, name: value})) for value in values]
     assert len(set(map(str, found))) == len(values), "\n".join(map(str, found))
 
 
+@pytest.mark.parametrize("sampling", [False, True])
 @pytest.mark.parametrize("penalty", [0.0, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize(("least", "a", "b"), [(1, 0.0, 200), (3, 0.0, 6), (7, 1.0, 2), (1, 0.5, 0), (0, 0.0, 4)])
 def test_hypotheses_are_as_long_as_they_may_be_and_scored_by_their_length(
-    penalty: float, least: int, a: float, b: int
+    sampling: bool, penalty: float, least: int, a: float, b: int
 ) -> None:
     graphs = Scripted()
-    (found,) = translate(graphs, [[5, 6, 5, 4, 6, 2]], Search(4, a, b, least, penalty))  # type: ignore[arg-type]
+    found = searched("translations", Search(4, a, b, least, penalty, sampling=sampling), graphs)
     assert len(found) == 4 and [one.score for one in found] == sorted((one.score for one in found), reverse=True)
     for one in found:
         assert least <= len(one.tokens) - 1 <= int(a * 6 + b), "without the end"

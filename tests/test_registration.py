@@ -102,6 +102,7 @@ def test_an_import_leaves_fairseq_as_it_is_and_register_does_not():
         "patched = {'safe', 'convert_waveform', '_get_torchaudio_fbank', '_create_consumer', 'parse_args_and_arch'}\n"
         "patched |= {'call_main', 'all_gather_list', '_broadcast_object_slow', 'DistributedDataParallel'}\n"
         "patched |= {'load_checkpoint_to_cpu', 'get_config_from_yaml', 'get_waveform'}\n"
+        "patched |= {'_no_repeat_ngram'}\n"
         "patched |= {'__enter__', '__exit__'}\n"  # of the Chunker, which reads the lines of preprocess
         "patched |= {'_step_internal', 'restore', 'load_checkpoint'}\n"  # of averages of the weights
         "patched |= {'emulate_int8_histogram', 'emulate_int8_tensor', 'get_layers', 'build_model'}\n"  # of noise, hydra

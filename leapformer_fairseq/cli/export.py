@@ -16,17 +16,18 @@ from ..support.signature import signature
 
 if TYPE_CHECKING:
     from ..export.check import Compared
-    from ..export.plain import Subwords
+    from ..export.subwords import Subwords
 
     Exported = tuple[Folder, Callable[[Folder], Compared]]  # with the comparison to call once the folder is in place
 
 CONFIG = "config.yaml"
 SIMULTANEOUS, OFFLINE = ("leapformer_simulst",), ("leapformer_s2t", "leapformer_s2t_transformer")
 LANGUAGE_MODEL, TEXT, SYNTHESIS = ("leapformer_lm",), ("leapformer_nmt",), ("leapformer_tts",)
+SUBWORDS = "sentencepiece_model", "bpe_codes", "gpt2_bpe"
 # Options that only some models have: the models, and the option's default.
 ONLY_FOR: dict[str, tuple[tuple[str, ...], str | None]] = {
     **dict.fromkeys(("config_yaml", "pre_decision_ratio"), ((*SIMULTANEOUS, *OFFLINE), None)),
-    **dict.fromkeys(("sentencepiece_model", "bpe_codes", "moses"), ((*TEXT, *LANGUAGE_MODEL), None)),
+    **dict.fromkeys((*SUBWORDS, "moses"), ((*TEXT, *LANGUAGE_MODEL), None)),
     "engine": (TEXT, ONNX),
 }
 
@@ -40,6 +41,7 @@ OPTIONS = """
 --sentencepiece-model FILE:path  of text: copied into DIR, to translate plain text
 --engine NAME = onnx    what runs DIR: onnx, all models; ctranslate2, translation with softmax in all blocks
 --bpe-codes FILE:path   of text: codes of subword-nmt or fastBPE, in place of a sentencepiece model
+--gpt2-bpe ENCODER VOCAB:path  or encoder.json and vocab.bpe of GPT-2, as for fairseq's --bpe gpt2
 --moses SOURCE-TARGET   of text: languages whose plain text is split into words as by Moses before that, such as en-de,
                         or en of a language model
 --quantize              round the weights of projections to 8 bits: a third of the size, and slightly other outputs, so
@@ -127,23 +129,22 @@ def _text(args: argparse.Namespace, out: Path) -> Exported:
 
 def _subwords(args: argparse.Namespace) -> Subwords:
     """How plain text is split. Raises LeapformerError for missing files and options that exclude each other."""
-    from ..export.plain import Subwords
+    from ..export.subwords import Subwords
 
-    pieces: Path | None = args.sentencepiece_model
-    codes: Path | None = args.bpe_codes
-    if pieces is not None and codes is not None:
-        raise LeapformerError(
-            "--sentencepiece-model and --bpe-codes: give the one that the training's text was split by"
-        )
-    for name, file in (("--sentencepiece-model", pieces), ("--bpe-codes", codes)):
-        if file is not None and not file.is_file():
-            raise LeapformerError(f"{name} {file}: no such file")
+    given = {flag(name): files for name in SUBWORDS if (files := getattr(args, name)) is not None}
+    for name, files in given.items():
+        for file in files if isinstance(files, list) else [files]:
+            if not file.is_file():
+                raise LeapformerError(f"{name} {file}: no such file")
+    if len(given) > 1:
+        raise LeapformerError(f"{' and '.join(given)}: give the one that the training's text was split by")
+    subwords = Subwords(args.sentencepiece_model, args.bpe_codes, gpt2=args.gpt2_bpe and tuple(args.gpt2_bpe))
     if args.moses is None:
-        return Subwords(pieces, codes)
+        return subwords
     source, _, target = args.moses.partition("-")
     if not source:
         raise LeapformerError(f"--moses {args.moses}: give languages, as in en-de")
-    return Subwords(pieces, codes, (source, target or source))
+    return subwords._replace(moses=(source, target or source))
 
 
 def _synthesis(args: argparse.Namespace, out: Path) -> Exported:

@@ -6,7 +6,7 @@ import importlib
 import threading
 
 from ..support.lazy import lazily_imported
-from . import checkpoints, data, distributed, training, trust  # noqa: F401  (they add their patches)
+from . import checkpoints, data, distributed, generation, training, trust  # noqa: F401  (they add their patches)
 from .patch import ALL, Patch
 
 PATCHES = tuple(ALL)

@@ -53,7 +53,8 @@ def compared(model: Any, task: Any, folder: Folder, count: int, beam: int = 5) -
     for _ in range(count):
         length = int(torch.randint(1, LONGEST, (1,), generator=rng))
         given = torch.randint(FIRST, len(words), (length,), generator=rng).tolist()
-        pieces = translator.pieces(translator.joined([words[number] for number in given]))
+        symbols = [words[number] for number in given]
+        pieces = translator.pieces(translator.joined(symbols), search=options) or symbols[:1]  # of a text of spaces
         read = words.encode_line(" ".join(pieces), add_if_not_exist=False).long()
         if folder.language is not None:
             expected = _continued(generator, model, read[:-1].tolist(), folder.language.first)

@@ -1,37 +1,16 @@
-"""How a fairseq task prepares a plain source, and the codes of its subwords.
+"""How a fairseq task prepares a plain source.
 
 The runtime has no tasks, so tasks that add tokens are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..support.errors import LeapformerError
-from ..support.lines import read_lines
-
-VERSION = "#version: 0.2"  # of subword-nmt's codes: the end of a word belongs to its last symbol, as in fastBPE
-
-
-class Subwords(NamedTuple):
-    """How plain text is split into the symbols of the dictionaries; none of them: at spaces.
-
-    sentencepiece: its model.
-    codes:         of BPE, a file of subword-nmt or of fastBPE.
-    moses:         languages of source and target, for Moses' words before that.
-    """
-
-    sentencepiece: Path | None = None
-    codes: Path | None = None
-    moses: tuple[str, str] | None = None
-
-
-PLAIN = Subwords()
 
 
 class _Recorder:
@@ -83,21 +62,3 @@ def check_task(task: Any, first: int | None = None) -> None:
         raise LeapformerError(
             f"--task {name} adds tokens, such as those of languages, to what a model reads or writes; {remedy}"
         )
-
-
-def codes_of(path: Path) -> Iterator[str]:
-    """The lines of a file of BPE codes in the form of subword-nmt. fastBPE's have counts, and no version.
-
-    Raises LeapformerError for another file.
-    """
-    remedy = "give the codes of subword-nmt (two symbols a line) or of fastBPE (and a count)"
-    for number, line in enumerate(read_lines(path, "--bpe-codes", remedy), 1):
-        fields = line.split(" ")
-        counted = len(fields) == 3 and fields[2].isdigit()
-        if number == 1 and counted:
-            yield VERSION
-        if number > 1 or not line.startswith("#version:"):
-            if len(fields) != 2 and not counted or not all(fields):
-                raise LeapformerError(f"--bpe-codes {path}, line {number}: {line[:40]!r} are no two symbols; {remedy}")
-            line = " ".join(fields[:2])
-        yield line

@@ -16,7 +16,7 @@ from ..runtime.folder import Recordings
 from ..simul.loading import global_cmvn, transforms_of
 from ..support.errors import LeapformerError
 from .graphs import Source
-from .plain import Subwords
+from .subwords import Subwords
 
 NORMALISING = ("global_cmvn", "utterance_cmvn")  # feature transforms that the runtime has
 CODES = ("subword_nmt", "fastbpe")

@@ -27,6 +27,7 @@ from ..runtime.folder import (
     CTRANSLATE2,
     ENDED,
     FRAMES,
+    GPT2,
     GRAPHS,
     HEARD,
     KEPT,
@@ -65,10 +66,11 @@ from ..support.lines import write_lines
 from . import ctranslate2
 from .graphs import DecoderStep, Source
 from .language import Prompt
-from .plain import PLAIN, Subwords, check_task, codes_of
+from .plain import check_task
 from .recordings import Recording, recordings_of, subwords_in
 from .states import shapes_of, starts_of
 from .streaming import Listening, Writing
+from .subwords import PLAIN, Subwords, check_subwords, codes_of
 from .synthesis import Phonemes, Refined, SpeechStep
 from .weights import share
 
@@ -82,9 +84,11 @@ def export_translation(
     """Write the folder of a text translation model, graphs and all other files; `origin` as in `Folder`.
 
     `subwords`: how plain text is split.
-    Raises LeapformerError for mechanisms and tasks that cannot be exported, or if a library is missing.
+    Raises LeapformerError for mechanisms and tasks that cannot be exported, for subwords of another vocabulary, or if a
+    library is missing.
     """
     check_task(task)
+    check_subwords(subwords, task.source_dictionary.symbols)
     model = _frozen(model, out)
     write_source(Source(model), out)
     states = write_step(model.decoder, out)
@@ -123,6 +127,7 @@ def export_to_ctranslate2(
     Raises LeapformerError for a model that it does not have, and if it is not installed.
     """
     check_task(task)
+    check_subwords(subwords, task.source_dictionary.symbols)
     model = _frozen(model, out)
     ctranslate2.write(model, out, eight_bits)
     folder = replace(_translation(model, task, out, {}, signature, origin), engine=CTRANSLATE2)
@@ -135,11 +140,12 @@ def export_language_model(
     """Write the folder of a language model, graphs and all other files; `origin` as in `Folder`.
 
     `subwords`: how plain text is split.
-    Raises LeapformerError for mechanisms and tasks that cannot be exported, or if a library is missing.
+    Raises LeapformerError as `export_translation` does.
     """
     words = task.target_dictionary
     first = words.bos() if getattr(task.args, "add_bos_token", False) else words.eos()
     check_task(task, first)
+    check_subwords(subwords, words.symbols)
     decoder = _frozen(model, out).decoder
     states, limit = write_step(decoder, out), decoder.mechanism_limit()
     write_prompt(decoder, out)
@@ -281,12 +287,15 @@ def _complete(folder: Folder, model: Any, subwords: Subwords = PLAIN) -> Folder:
 
 def _with_subwords(folder: Folder, subwords: Subwords) -> Folder:
     """The folder with the files of subwords; those of an earlier export are removed."""
-    for name in (SUBWORDS, CODES):
+    for name in (SUBWORDS, CODES, *GPT2):
         (folder.path / name).unlink(missing_ok=True)
     if subwords.sentencepiece is not None:
         shutil.copyfile(subwords.sentencepiece, folder.path / SUBWORDS)
     if subwords.codes is not None:
         write_lines(folder.path / CODES, codes_of(subwords.codes))
+    if subwords.gpt2 is not None:
+        for file, name in zip(subwords.gpt2, GPT2, strict=True):
+            shutil.copyfile(file, folder.path / name)
     return replace(folder, moses=None if subwords.moses is None else [*subwords.moses])
 
 

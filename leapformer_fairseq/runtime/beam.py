@@ -1,4 +1,4 @@
-"""Beam search over a batch of sentences, with the hypotheses and the order of ties of fairseq's search.
+"""Beam search and sampling over a batch of sentences, with the hypotheses and the order of ties of fairseq's search.
 
 Shapes: B sentences, R hypotheses of each, V words.
 """
@@ -12,13 +12,22 @@ import numpy as np
 
 from ..support.errors import LeapformerError
 from .engine import Graphs, Values
-from .folder import SELF
+from .folder import SELF, Vocabulary
 
 
 @dataclass(frozen=True)
 class Search:
-    """Options of the search: `beam` hypotheses; at most `max_len_a` * S + `max_len_b` tokens for a source of S tokens
-    with its end, or of S frames; `penalty` is the exponent of the length by which scores are divided.
+    """Options of the search, as in fairseq.
+
+    max_len_a, max_len_b: at most `max_len_a` * S + `max_len_b` tokens for a source of S tokens with its end, or of S
+                          frames.
+    penalty:              exponent of the length by which scores are divided.
+    unk_penalty:          what the log-probability of an unknown word is lowered by.
+    temperature:          what logits are divided by.
+    no_repeat_ngram_size: no n-gram of this size is written twice; 0: any may be.
+    sampling:             draw `beam` hypotheses by chance, in place of beam search,
+    topk, topp:           from the `topk` likeliest tokens, or the fewest that have this probability together (Holtzman
+                          et al., 2020, arXiv:1904.09751); 0: from all.
     """
 
     beam: int = 5
@@ -26,6 +35,23 @@ class Search:
     max_len_b: int = 200
     min_len: int = 1
     penalty: float = 1.0
+    unk_penalty: float = 0.0
+    temperature: float = 1.0
+    no_repeat_ngram_size: int = 0
+    sampling: bool = False
+    topk: int = 0
+    topp: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises LeapformerError for values that no search can have."""
+        if not self.temperature > 0:
+            raise LeapformerError(f"--temperature {self.temperature}: give more than 0")
+        if not self.topp <= 1:
+            raise LeapformerError(f"--sampling-topp {self.topp}: give a probability")
+        if self.topk > 0 and self.topp > 0:
+            raise LeapformerError(f"--sampling-topk {self.topk} and --sampling-topp {self.topp}: give one of them")
+        if max(self.topk, self.topp) > 0 and not self.sampling:
+            raise LeapformerError("--sampling-topk and --sampling-topp need --sampling; give it, too")
 
     def check(self, nbest: int) -> None:
         """Raise LeapformerError if the search does not give so many hypotheses."""
@@ -42,27 +68,40 @@ class Hypothesis:
 
 
 def translate(
-    graphs: Graphs, sources: Sequence[Sequence[int]], options: Search, prefixes: Sequence[Sequence[int]] = ()
+    graphs: Graphs,
+    sources: Sequence[Sequence[int]],
+    options: Search,
+    prefixes: Sequence[Sequence[int]] = (),
+    chances: Sequence[np.random.Generator] = (),
 ) -> list[list[Hypothesis]]:
     """The translations of each of B sources, which end with the end of sentence, best first.
 
-    `prefixes`: with which tokens the translations of each source begin; none: with any.
+    `prefixes`: with which tokens the translations of each source begin; none: with any. `chances`: of sampling, the
+    random numbers of each source.
     """
     pad, width = graphs.folder.vocabularies["source"].pad, max(map(len, sources))
     tokens = np.array([[pad] * (width - len(source)) + list(source) for source in sources])  # on the left, as fairseq
-    return _search(graphs, graphs.read(tokens), list(map(len, sources)), options, prefixes=prefixes)
+    return _search(graphs, graphs.read(tokens), list(map(len, sources)), options, None, prefixes, chances)
 
 
-def transcribe(graphs: Graphs, frames: np.ndarray, options: Search) -> list[Hypothesis]:
-    """The hypotheses for the frames (T, n_bins) of a recording, best first."""
-    (found,) = _search(graphs, graphs.hear(frames), [len(frames)], options)
+def transcribe(
+    graphs: Graphs, frames: np.ndarray, options: Search, chances: Sequence[np.random.Generator] = ()
+) -> list[Hypothesis]:
+    """The hypotheses for the frames (T, n_bins) of a recording, best first. `chances`: as for `go_on`."""
+    (found,) = _search(graphs, graphs.hear(frames), [len(frames)], options, chances=chances)
     return found
 
 
-def go_on(graphs: Graphs, prompt: Sequence[int], options: Search) -> list[Hypothesis]:
-    """The continuations of a prompt without an end of sentence, best first; tokens and scores include the prompt."""
+def go_on(
+    graphs: Graphs, prompt: Sequence[int], options: Search, chances: Sequence[np.random.Generator] = ()
+) -> list[Hypothesis]:
+    """The continuations of a prompt without an end of sentence, best first; tokens and scores include the prompt.
+
+    `chances`: of sampling, the random numbers, one generator.
+    """
     assert graphs.folder.language is not None
-    (found,) = _search(graphs, {}, [len(prompt)], options, [graphs.folder.language.first, *prompt])
+    begin = [graphs.folder.language.first, *prompt]
+    (found,) = _search(graphs, {}, [len(prompt)], options, begin, chances=chances)
     return found
 
 
@@ -73,45 +112,57 @@ def _search(
     options: Search,
     given: Sequence[int] | None = None,
     prefixes: Sequence[Sequence[int]] = (),
+    chances: Sequence[np.random.Generator] = (),
 ) -> list[list[Hypothesis]]:
     """`given`: the first tokens of all hypotheses; None: the end of sentence, with which fairseq starts a target.
 
-    Sentences that are finished leave the batch.
+    Sentences that are finished leave the batch. A sample is a sentence of its own.
     """
-    target, beam, going = graphs.folder.vocabularies["target"], options.beam, np.arange(len(sizes))
+    target, samples = graphs.folder.vocabularies["target"], options.beam if options.sampling else 1
+    beam, going = options.beam // samples, np.repeat(np.arange(len(sizes)), samples)
+    chances = [each for one in chances for each in one.spawn(samples)]  # as many as rows, or none
     longest = np.minimum(np.array(sizes) * options.max_len_a + options.max_len_b, graphs.folder.max_target - 1)
     longest = longest.astype(int)
     found: list[list[Hypothesis]] = [[] for _ in sizes]
     begin = np.array([target.eos] if given is None else given)[: longest.max() + 1]
-    written, sums = np.tile(begin, (len(sizes), beam, 1)), np.zeros((len(sizes), beam), np.float32)
+    written, sums = np.tile(begin, (len(going), beam, 1)), np.zeros((len(going), beam), np.float32)
     states, order = graphs.begin(SELF, len(sizes)), np.tile(going[:, None], beam)
+    if samples > 1:
+        source = _rows(graphs, source, going)
     if len(begin) > 1:
         log_probs, states = graphs.text(begin[None, :-1], states)
-        sums += log_probs[0, np.arange(len(begin) - 1), begin[1:]].sum()
+        sums += _adjusted(log_probs, options, target)[0, np.arange(len(begin) - 1), begin[1:]].sum()
         sums[:, 1:] = -np.inf  # else all hypotheses would be the same
     for position in range(len(begin), longest.max() + 2):
-        scores, states = graphs.step(written[:, :, -1], position, order, states, source)
-        scores = np.where(np.isnan(scores), -np.inf, scores).astype(np.float32)
-        scores[:, :, target.pad] = -np.inf
+        log_probs, states = graphs.step(written[:, :, -1], position, order, states, source)
+        scores = _adjusted(log_probs, options, target)
         ends = position > longest[going]
         _only(scores, ends, target.eos)
         if position - 1 < options.min_len:
-            scores[:, :, target.eos] = -np.inf
-        for row, sentence in enumerate(going.tolist() if prefixes else []):
-            if position <= len(prefixes[sentence]) and not ends[row]:
-                _only(scores, np.array([row]), prefixes[sentence][position - 1])
+            scores[~ends, :, target.eos] = -np.inf
+        for row, sentence in enumerate(going.tolist() if prefixes or options.no_repeat_ngram_size else []):
+            if prefixes and position <= len(prefixes[sentence]):
+                if not ends[row]:
+                    _only(scores, np.array([row]), prefixes[sentence][position - 1])
+                continue
+            for column, history in enumerate(written[row, :, 1:].tolist()):
+                scores[row, column, repeating(history, options.no_repeat_ngram_size)] = -np.inf
+        if options.sampling:
+            best = np.array([[drawn(*each, options)] for each in zip(scores[:, 0], chances, strict=True)])
         scores += sums[:, :, None]
         considered = (scores if position > 1 else scores[:, :1]).reshape(len(going), -1)
-        best = np.stack([largest(row, min(2 * beam, len(row) - 1)) for row in considered])
+        if not options.sampling:
+            best = np.stack([largest(row, min(2 * beam, len(row) - 1)) for row in considered])
         rows, tokens = np.divmod(best, scores.shape[2])
         values = np.take_along_axis(considered, best, 1)
         ended = (tokens == target.eos) & (values > -np.inf)
         for place, column in np.argwhere(ended[:, :beam]):
             hypotheses = found[going[place]]
-            if len(hypotheses) < beam:
+            if len(hypotheses) < options.beam:
                 history = [*written[place, rows[place, column], 1:].tolist(), target.eos]
                 hypotheses.append(Hypothesis(history, values[place, column] / position**options.penalty))
-        left = np.flatnonzero([len(found[sentence]) < beam for sentence in going] & ~ends)
+        done = ended[:, 0] if options.sampling else [len(found[sentence]) == beam for sentence in going]
+        left = np.flatnonzero(~(ends | done))
         if not len(left):
             break
         # Of each sentence the best that go on, as many as all have.
@@ -121,9 +172,25 @@ def _search(
         order = left[:, None] * written.shape[1] + rows
         written = np.concatenate([np.take_along_axis(written[left], rows[:, :, None], 1), tokens[:, :, None]], 2)
         if len(left) < len(going):
-            source = {name: graphs.value(value.numpy()[left]) for name, value in source.items()}
-            going = going[left]
+            source, going = _rows(graphs, source, left), going[left]
+            chances = [chances[row] for row in left] if chances else ()
     return [sorted(hypotheses, key=lambda hypothesis: -hypothesis.score) for hypotheses in found]
+
+
+def _rows(graphs: Graphs, source: Values, rows: np.ndarray) -> Values:
+    """These rows of the states of cross-attention."""
+    return {name: graphs.value(value.numpy()[rows]) for name, value in source.items()}
+
+
+def _adjusted(log_probs: np.ndarray, options: Search, words: Vocabulary) -> np.ndarray:
+    """Log-probabilities (.., V) at the temperature, without padding, less the penalty of unknown words."""
+    scores = np.where(np.isnan(log_probs), -np.inf, log_probs).astype(np.float32)
+    if options.temperature != 1:
+        scores /= options.temperature
+        scores -= np.logaddexp.reduce(scores, -1, keepdims=True)
+    scores[..., words.pad] = -np.inf
+    scores[..., words.unk] -= options.unk_penalty
+    return scores
 
 
 def _only(scores: np.ndarray, sentences: np.ndarray, token: int) -> None:
@@ -138,3 +205,32 @@ def largest(values: np.ndarray, count: int) -> np.ndarray:
     least = np.partition(values, -count)[-count]
     places = np.flatnonzero(values >= least)  # few, and none of the largest is missing
     return places[np.argsort(-values[places], kind="stable")][:count]
+
+
+def repeating(tokens: Sequence[int], size: int) -> list[int]:
+    """The next tokens with which the last `size` tokens would be an n-gram already in `tokens`; none for size 0.
+
+    As in `--no-repeat-ngram-size` of fairseq-generate (Paulus et al., 2018, arXiv:1705.04304); the end of the sentence
+    is not part of an n-gram.
+    """
+    before = size - 1
+    if before < 0:
+        return []
+    last = tokens[len(tokens) - before :]
+    return [tokens[i + before] for i in range(len(tokens) - before) if tokens[i : i + before] == last]
+
+
+def drawn(scores: np.ndarray, chances: np.random.Generator, options: Search) -> int:
+    """A token by chance, given log-probabilities (V,); they need not add up to 1."""
+    allowed = candidates(scores, options)
+    sums = np.exp(scores[allowed] - scores.max(), dtype=np.float64).cumsum()
+    return int(allowed[np.searchsorted(sums[:-1], chances.random() * sums[-1], "right")])
+
+
+def candidates(scores: np.ndarray, options: Search) -> np.ndarray:
+    """The tokens from which sampling draws, given log-probabilities (V,)."""
+    if options.topp > 0:
+        order = np.argsort(-scores, kind="stable")
+        sums = np.exp(scores[order]).cumsum(dtype=np.float64).astype(np.float32)
+        return order[: 1 + int((sums < np.float32(options.topp)).sum())]
+    return largest(scores, min(options.topk, len(scores))) if options.topk > 0 else np.arange(len(scores))

@@ -35,9 +35,20 @@ class CTranslate2:
             raise LeapformerError(f"{folder.path} cannot be read by CTranslate2 ({reason}); export it again") from error
 
     def translate(
-        self, sources: Sequence[Sequence[int]], options: Search, prefixes: Sequence[Sequence[int]] = ()
+        self,
+        sources: Sequence[Sequence[int]],
+        options: Search,
+        prefixes: Sequence[Sequence[int]] = (),
+        chances: Sequence[Any] = (),
     ) -> list[list[Hypothesis]]:
-        """As `beam.translate`."""
+        """As `beam.translate`. Raises LeapformerError for what it has not, or draws by random numbers of its own."""
+        for option, given in (
+            ("--sampling", options.sampling),
+            ("--temperature", options.temperature != 1),
+            ("--unkpen", options.unk_penalty),
+        ):
+            if given:
+                raise LeapformerError(f"{option}: {self.folder.path} is for CTranslate2; export it with --engine onnx")
         source, target = (self.folder.vocabularies[side] for side in ("source", "target"))
         limits = [int(len(given) * options.max_len_a + options.max_len_b) for given in sources]
         found: list[list[Hypothesis]] = [[] for _ in sources]
@@ -53,6 +64,7 @@ class CTranslate2:
                 length_penalty=options.penalty,
                 min_decoding_length=options.min_len,
                 max_decoding_length=min(limit, self.folder.max_target - 1) + 1,
+                no_repeat_ngram_size=options.no_repeat_ngram_size,
                 max_input_length=0,
                 return_scores=True,
             )

@@ -25,6 +25,7 @@ FORMAT, NEWER = 5, 6  # 6: of folders in which states grow, of whole recordings,
 HASH = "sha256"  # key in model.json: the hash of its other values
 MODEL, WEIGHTS = "model.json", "weights.safetensors"
 SUBWORDS, CODES = "subwords.model", "subwords.codes"  # of sentencepiece; of BPE, as subword-nmt has them
+GPT2 = "encoder.json", "vocab.bpe"
 SOURCE, LISTEN, WRITE, STEP = "source.onnx", "listen.onnx", "write.onnx", "step.onnx"
 PROMPT, REFINE = "prompt.onnx", "refine.onnx"
 TRANSLATION, SPEECH, LANGUAGE, SYNTHESIS = "translation", "speech", "language_modeling", "text_to_speech"
@@ -42,7 +43,7 @@ TASKS_OF = {ONNX: tuple(GRAPHS), CTRANSLATE2: (TRANSLATION,)}
 CTRANSLATE2_FILES = ("model.bin", "config.json")
 CTRANSLATE2_WORDS = ("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json")
 FILES = {  # of all exports
-    *(MODEL, WEIGHTS, SUBWORDS, CODES, *CTRANSLATE2_FILES, *CTRANSLATE2_WORDS),
+    *(MODEL, WEIGHTS, SUBWORDS, CODES, *GPT2, *CTRANSLATE2_FILES, *CTRANSLATE2_WORDS),
     *(name for names in GRAPHS.values() for name in names),
 }
 # Of inputs:
@@ -292,8 +293,8 @@ def _names(path: Path, task: str, engine: str) -> list[str]:
 def _files(task: str, engine: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The files that a folder must have, and those that it may have."""
     if engine == CTRANSLATE2:
-        return CTRANSLATE2_FILES, (*CTRANSLATE2_WORDS, SUBWORDS, CODES)
-    return (*GRAPHS[task], WEIGHTS), (SUBWORDS, CODES)
+        return CTRANSLATE2_FILES, (*CTRANSLATE2_WORDS, SUBWORDS, CODES, *GPT2)
+    return (*GRAPHS[task], WEIGHTS), (SUBWORDS, CODES, *GPT2)
 
 
 def _damage(path: Path) -> str:
@@ -340,6 +341,8 @@ def _wrong(folder: Folder) -> Iterator[str]:
     needed, optional = _files(task, folder.engine)
     here = [name for name in optional if name in folder.files or (name, task) == (SUBWORDS, SPEECH)]
     yield from _differ("files", folder.files, [*needed, *here])
+    half = [name for name in GPT2 if name in folder.files]
+    yield from _unless(len(half) != 1, f"one of {' and '.join(GPT2)}", half)
     for name, content in folder.files.items():
         yield from _unless(content.size >= 0, f"files.{name}.size", content.size)
     for side, words in folder.vocabularies.items():

@@ -1,11 +1,12 @@
-"""Text as subwords and back, as an exported folder says: sentencepiece or BPE, and Moses' words or none."""
+"""Text as subwords and back, as an exported folder says: sentencepiece, BPE or GPT-2's, and Moses' words or none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from ..support.errors import LeapformerError
-from .folder import CODES, SUBWORDS, Folder
+from .folder import CODES, GPT2, SUBWORDS, Folder
+from .gpt2 import functions_of, read_codes
 
 SEPARATOR = "@@"  # ends a piece of BPE after which the word goes on
 Cut = Callable[[str], list[str]]
@@ -30,6 +31,9 @@ def _pieces(folder: Folder) -> tuple[Cut, Joined]:
 
         model = sentencepiece.SentencePieceProcessor(model_file=str(folder.file(SUBWORDS)))
         return model.encode_as_pieces, model.decode_pieces
+    if GPT2[0] in folder.files:
+        encoder, merges = map(folder.file, GPT2)
+        return functions_of(read_codes(encoder, merges))
     if CODES not in folder.files:
         return str.split, " ".join
     try:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import numpy as np
 
 from ..support.errors import LeapformerError
 from .beam import Hypothesis, Search, go_on, translate
@@ -15,9 +18,23 @@ from .engine import Graphs
 from .folder import CTRANSLATE2, LANGUAGE, TRANSLATION, Folder, Vocabulary
 from .text import Joined, subwords_of
 
-Batched = Callable[[Sequence[Sequence[int]], Search, Sequence[Sequence[int]]], list[list[Hypothesis]]]
+T = TypeVar("T")
+Chances = Sequence[np.random.Generator]
+Batched = Callable[[Sequence[Sequence[int]], Search, Sequence[Sequence[int]], Chances], list[list[Hypothesis]]]
 BATCH_TOKENS = 1_000
 AHEAD = 2_000  # lines that are read before the first is translated, so that those of a batch have about one length
+
+
+def unwatched(lines: int) -> None:
+    """Ignore progress."""
+
+
+class TooLong(LeapformerError):
+    """A line is too long for the model; `readable` holds those of its subwords that can be read."""
+
+    def __init__(self, message: str, readable: list[str]) -> None:
+        super().__init__(message)
+        self.readable = readable
 
 
 class Text(NamedTuple):
@@ -38,7 +55,7 @@ class Text(NamedTuple):
         return cls(joined(pieces), pieces, float(hypothesis.score))
 
 
-NOTHING = Text("", [], 0.0)  # the translation of an empty source
+EMPTY = Text("", [], 0.0)
 
 
 class Translator:
@@ -73,6 +90,9 @@ class Translator:
         batch_tokens: int = BATCH_TOKENS,
         ahead: int = AHEAD,
         search: Search | None = None,
+        seed: int | np.random.Generator = 1,
+        cut: bool = False,
+        watch: Callable[[int], object] = unwatched,
     ) -> Iterator[list[Text]]:
         """The best `nbest` translations, or continuations, of each line, in the order of the lines.
 
@@ -80,30 +100,63 @@ class Translator:
         prefixes:     with which the translation of each line begins.
         batch_tokens: subwords of a batch of sources, with their padding; language models read line by line.
         ahead:        lines that are read at once, and sorted by length; memory grows with it.
+        seed:         of sampling. What is drawn depends on it and on the number of the line, not on batches.
+        cut:          read what can be read of a line that is too long.
+        watch:        called with the number of lines when some of those that were read are done.
 
-        The translation of an empty line is empty. Raises LeapformerError for a line that is too long for the model.
+        The translation of an empty line is empty. Raises TooLong for a line that is too long for the model.
         """
-        options = search or Search()
+        options, chances = search or Search(), np.random.default_rng(seed)
+        if prefixes and self.folder.task == LANGUAGE:
+            raise LeapformerError(
+                f"prefixes: {self.folder.path} goes on with each line, which is the prefix; leave them out"
+            )
         options.check(nbest)
         numbered = iter(lines)
         read = 0
         while some := list(islice(numbered, ahead)):
-            pieces = [line if isinstance(line, list) else self.pieces(line) for line in some]
+            pieces = [line if isinstance(line, list) else self._read(line, options, cut) for line in some]
             yield from (
-                [Text.of(hypothesis, self._target, self.joined) for hypothesis in found[:nbest]] or [NOTHING]
-                for found in self.hypotheses(pieces, options, prefixes[read : read + len(some)], batch_tokens)
+                [Text.of(hypothesis, self._target, self.joined) for hypothesis in found[:nbest]] or [EMPTY]
+                for found in self.hypotheses(
+                    pieces,
+                    options,
+                    prefixes[read : read + len(some)],
+                    batch_tokens,
+                    chances.spawn(len(some)) if options.sampling else (),
+                    watch,
+                )
             )
             read += len(some)
 
-    def pieces(self, line: str, where: str = "") -> list[str]:
-        """The subwords of a line. Raises LeapformerError if it is too long for the model; `where` begins its text."""
-        pieces, limit = self._cut(line.strip()), self.folder.max_source
-        if limit is not None and len(pieces) >= limit:
-            raise LeapformerError(
-                f"{where}{line.strip()[:30]!r}.. has {len(pieces) + 1} subwords with its end, and the model reads "
-                f"{limit}; divide it"
-            )
-        return pieces
+    def pieces(self, line: str, where: str = "", search: Search | None = None) -> list[str]:
+        """The subwords of a line. Raises TooLong if it is too long for the model; `where` begins its text.
+
+        So is a prompt after which `search` has no token left to write.
+        """
+        pieces, is_prompt = self._cut(line.strip()), self.folder.task == LANGUAGE
+        limit = self._longest_prompt(search or Search()) if is_prompt else self.folder.max_source
+        if limit is None or len(pieces) < limit:
+            return pieces
+        given = f"{where}{line.strip()[:30]!r}.. has {len(pieces) + (not is_prompt)} subwords"
+        if is_prompt:  # whose end says most about how it goes on, which may then become as long
+            reason = f"{given}, and the text with it at most {limit} (--max-len-b, or the model); shorten it"
+            raise TooLong(reason, pieces[len(pieces) - limit // 2 :])
+        raise TooLong(f"{given} with its end, and the model reads {limit}; divide it", pieces[: limit - 1])
+
+    def _longest_prompt(self, search: Search) -> int:
+        """Most subwords of a prompt with one that follows."""
+        if search.max_len_a >= 1:
+            return self.folder.max_target - 1
+        return min(math.ceil(search.max_len_b / (1 - search.max_len_a)), self.folder.max_target - 1)
+
+    def _read(self, line: str, search: Search, cut: bool) -> list[str]:
+        try:
+            return self.pieces(line, search=search)
+        except TooLong as error:
+            if not cut:
+                raise
+            return error.readable
 
     def unknown(self, pieces: Sequence[str]) -> list[str]:
         """Those of the subwords that the model does not know."""
@@ -115,19 +168,34 @@ class Translator:
         options: Search,
         prefixes: Sequence[str] = (),
         batch_tokens: int = BATCH_TOKENS,
+        chances: Chances = (),
+        watch: Callable[[int], object] = unwatched,
     ) -> list[list[Hypothesis]]:
-        """All hypotheses for the `pieces` of each line; none for an empty line of a translation model."""
+        """All hypotheses for the `pieces` of each line; none for an empty line of a translation model.
+
+        `chances`: of sampling, the random numbers of each line. `watch`: as of `translate`.
+        """
         sources = [self._source.numbers(pieces) for pieces in lines]
-        if self.folder.task == LANGUAGE:  # a prompt may be empty
-            return [go_on(self._graphs, source[:-1], options) for source in sources]
-        begins = [self._target.numbers(self._cut(prefix.strip()))[:-1] for prefix in prefixes]
         found: list[list[Hypothesis]] = [[] for _ in lines]
+        if self.folder.task == LANGUAGE:  # a prompt may be empty
+            for place, source in enumerate(sources):
+                found[place] = go_on(self._graphs, source[:-1], options, chances[place : place + 1])
+                watch(1)
+            return found
+        begins = [self._target.numbers(self._cut(prefix.strip()))[:-1] for prefix in prefixes]
         order = [place for place, source in enumerate(sources) if len(source) > 1]
         order.sort(key=lambda place: len(sources[place]))
+        watch(len(sources) - len(order))
         while order:
             count = max(1, batch_tokens // len(sources[order[-1]]))  # the longest first: memory is largest at once
             batch, order = order[-count:], order[:-count]
-            results = self._search([sources[i] for i in batch], options, [begins[i] for i in batch] if begins else ())
+            results = self._search(_those(sources, batch), options, _those(begins, batch), _those(chances, batch))
             for place, hypotheses in zip(batch, results, strict=True):
                 found[place] = hypotheses
+            watch(len(batch))
         return found
+
+
+def _those(given: Sequence[T], places: Sequence[int]) -> Sequence[T]:
+    """The values at these places, or none if there are none."""
+    return [given[place] for place in places] if given else ()

@@ -18,9 +18,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..models.simulst import END_CLOSED
 from ..modules import IncrementalState
+from ..runtime.beam import repeating
 from ..runtime.simul.features import FeatureStream
 from ..runtime.simul.silence import Beginning
-from ..runtime.simul.stream import DecodingOptions, System, TranslationStream, repeating
+from ..runtime.simul.stream import DecodingOptions, System, TranslationStream
 from .engine import IncrementalEngine, engine_for
 from .system import TranslationSystem
 

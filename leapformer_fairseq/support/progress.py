@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -20,16 +21,16 @@ def unwatched(done: int, total: int, what: str = "") -> None:
 
 @contextmanager
 def progress(title: str, unit: str) -> Iterator[Watch]:
-    """Yield a callback that draws a bar on standard error, at most once a second.
+    """Yield a callback that draws a bar on standard error, at most once a second; a total of 0 is an unknown one.
 
     Nothing is drawn before the first call, since work may still be rejected.
 
-    Without tqdm, which exported models do not need, there is no bar.
+    Without tqdm, which exported models do not need, there is a line of text, and only on a terminal.
     """
     try:
         from tqdm import tqdm
     except ImportError:
-        yield unwatched
+        yield from _line(title, unit)
         return
     bars: list[tqdm] = []
 
@@ -48,3 +49,25 @@ def progress(title: str, unit: str) -> Iterator[Watch]:
     finally:
         for bar in bars:
             bar.close()
+
+
+def _line(title: str, unit: str) -> Iterator[Watch]:
+    """As `progress`: what is done, and how fast, in one line of a terminal that is written again."""
+    start = shown = time.monotonic()
+    text = ""
+
+    def watch(done: int, total: int, what: str = "") -> None:
+        nonlocal shown, text
+        now = time.monotonic()
+        name, of = f"{title}: {what}" if what else title, f" of {total:,}" if total else ""
+        text = f"\r{name}: {done:,}{of} {unit}s, {done / max(now - start, 1e-9):.1f} a second\x1b[K"
+        if now - shown >= 1:
+            shown = now
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+    try:
+        yield watch if sys.stderr.isatty() else unwatched
+    finally:
+        if text:
+            sys.stderr.write(f"{text}\n")

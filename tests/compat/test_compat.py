@@ -10,6 +10,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ pytest.importorskip("fairseq")
 from fairseq import binarizer, checkpoint_utils, file_chunker_utils, options  # noqa: E402
 from fairseq.data import Dictionary  # noqa: E402
 from fairseq.data.audio import audio_utils  # noqa: E402
+from fairseq.sequence_generator import SequenceGenerator  # noqa: E402
 from fairseq_cli import interactive, preprocess  # noqa: E402
 
 patches.apply()
@@ -98,6 +100,8 @@ def test_a_defect_is_looked_for_and_not_taken_for_granted():
         "ops.emulate_int8_tensor = lambda w: w\n"
         "layers.get_layers = lambda *args: []\n"
         "from fairseq import models; models.build_model = lambda *args: 3\n"
+        "from fairseq.ngram_repeat_block import NGramRepeatBlock\n"
+        "NGramRepeatBlock._no_repeat_ngram = lambda *args: torch.tensor(-numpy.inf)\n"
         "import inspect; inspect.getsource = lambda function: 'daemon = False, \"rb\" !='\n"
         "assert patches.apply() == [], patches.apply()"
     )
@@ -230,6 +234,25 @@ def test_interpreter_ends_cleanly_while_a_batch_is_being_read():
         "next(BufferedIterator(2, Batches([0] * 10**6)))\n"
     )
     assert run_python(code).returncode == 0
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_no_ngram_is_generated_twice(size):
+    """The model always likes the same four tokens best."""
+    model, likely = torch.nn.Module(), torch.tensor([-9.0, -9.0, -3.0, -9.0, 2.0, 1.5, 1.0, 0.5])
+    model.encoder = SimpleNamespace(forward_torchscript=dict, reorder_encoder_out=lambda out, order: out)
+    model.decoder = SimpleNamespace(forward=lambda tokens, encoder_out: (likely.repeat(*tokens.shape, 1), None))
+    model.max_decoder_positions = lambda: 20
+    model.get_normalized_probs = lambda out, log_probs, sample: out[0].log_softmax(-1)
+    words = Dictionary()
+    for word in "abcd":
+        words.add_symbol(word)
+    options = {"beam_size": 1, "max_len_b": 6, "min_len": 4, "no_repeat_ngram_size": size}
+    sample = {"net_input": {"src_tokens": torch.tensor([[4, 2]]), "src_lengths": torch.tensor([2])}}
+    ((best, *_),) = SequenceGenerator([model], words, **options).generate([model], sample)
+    text = best["tokens"].tolist()[:-1]
+    found = [tuple(text[i : i + size]) for i in range(len(text) - size + 1)]
+    assert len(set(found)) == len(found) >= 3
 
 
 @pytest.mark.parametrize("asked", [[], ["--bf16"]])

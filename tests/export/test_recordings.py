@@ -23,8 +23,8 @@ from fairseq.data.audio.feature_transforms.utterance_cmvn import UtteranceCMVN
 
 from leapformer_fairseq.cli.main import main as leapformer
 from leapformer_fairseq.export.check import compared_recordings
-from leapformer_fairseq.export.plain import PLAIN, Subwords
 from leapformer_fairseq.export.recordings import recordings_of, subwords_in
+from leapformer_fairseq.export.subwords import PLAIN, Subwords
 from leapformer_fairseq.runtime.__main__ import main
 from leapformer_fairseq.runtime.beam import Search
 from leapformer_fairseq.runtime.cmvn import Cmvn, by_itself

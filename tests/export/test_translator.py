@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import itertools
+import json
 import os
 import random
 import re
@@ -16,26 +18,31 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fairseq.data.encoders import build_bpe, build_tokenizer
 from fairseq.sequence_generator import SequenceGenerator
+from sentencepiece import SentencePieceProcessor
 
-from leapformer_fairseq.export.plain import codes_of
-from leapformer_fairseq.export.write import Subwords, _with_subwords, export_to_ctranslate2
+from leapformer_fairseq.export.subwords import Subwords, check_subwords, codes_of
+from leapformer_fairseq.export.write import _with_subwords, export_to_ctranslate2
 from leapformer_fairseq.models.loading import load_model
+from leapformer_fairseq.runtime import __main__ as runtime
 from leapformer_fairseq.runtime.__main__ import main
 from leapformer_fairseq.runtime.beam import Search
 from leapformer_fairseq.runtime.engine import Graphs
 from leapformer_fairseq.runtime.folder import CODES as CODES_FILE
-from leapformer_fairseq.runtime.folder import Folder
-from leapformer_fairseq.runtime.text import subwords_of
-from leapformer_fairseq.runtime.translator import Translator
+from leapformer_fairseq.runtime.folder import GPT2, Folder
+from leapformer_fairseq.runtime.gpt2 import LETTERS
+from leapformer_fairseq.runtime.text import Cut, Joined, subwords_of
+from leapformer_fairseq.runtime.translator import Text, TooLong, Translator
 from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.lines import waiting
 
 from ..exported import language_model, translation
 from ..models.tiny import dictionary, make_model
+from ..simul.conftest import subwords
 
 WORDS = dictionary()
 TASK = SimpleNamespace(source_dictionary=WORDS, target_dictionary=WORDS)
@@ -60,23 +67,42 @@ def test_batches_equal_single_lines(translator, lines, tokens, ahead):
     together = list(translator.translate(lines, nbest=4, batch_tokens=tokens, ahead=ahead, search=SEARCH))
     assert [[one.text for one in found] for found in together] == [[one.text for one in found] for found in alone]
     assert [one.text for one in together[lines.index("")]] == [""]
+    done = list[int]()
+    list(translator.translate(lines, batch_tokens=tokens, ahead=ahead, search=SEARCH, watch=done.append))
+    assert sum(done) == len(lines) and len(done) > 1
     for ours, theirs in zip(together, alone, strict=True):
         assert all(abs(one.score - other.score) < 1e-5 for one, other in zip(ours, theirs, strict=True))
 
 
-def test_threads_share_a_translator(translator, lines):
-    expected, found = list(translator.translate(lines, search=SEARCH)), dict[int, object]()
+def at_once(translator: Translator, lines: list[str], search: Search) -> list[list[list[str]]]:
+    """What each of eight threads gets, with batches of its own."""
+    found = dict[int, list[list[str]]]()
 
     def run(number: int) -> None:
-        found[number] = list(translator.translate(lines, batch_tokens=50 + number, search=SEARCH))
+        texts = translator.translate(lines, batch_tokens=50 + number, search=search)
+        found[number] = [[one.text for one in some] for some in texts]
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    texts = [[one.text for one in some] for some in expected]
-    assert all([[one.text for one in some] for some in each] == texts for each in found.values()) and len(found) == 8
+    return list(found.values())
+
+
+@pytest.mark.parametrize("sampling", [False, True])
+def test_threads_share_a_translator(translator, lines, sampling):
+    search = replace(SEARCH, sampling=sampling)
+    expected = [[one.text for one in some] for some in translator.translate(lines, search=search)]
+    assert at_once(translator, lines, search) == [expected] * 8
+
+
+def test_a_translator_may_have_several_threads(translator, lines):
+    one, two = (
+        list(each.translate(lines, nbest=4, search=SEARCH))
+        for each in (translator, Translator(translator.folder.path, threads=2))
+    )
+    assert [[each.text for each in found] for found in one] == [[each.text for each in found] for found in two]
 
 
 def test_prefixes_are_those_of_fairseq(translator, lines):
@@ -100,16 +126,63 @@ def test_prefixes_are_those_of_fairseq(translator, lines):
         assert all(one.text.startswith(prefix) for one in ours[:1])
 
 
+OPTIONS: dict[str, dict[str, Any]] = {  # ours and fairseq's
+    "unk_penalty": {"unk_penalty": -4.0},
+    "temperature": {"temperature": 0.4},
+    "min_len": {"min_len": 6},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "no word twice": {"no_repeat_ngram_size": 1},
+    "len_penalty": {"len_penalty": 0.3},
+    "all of them": {"temperature": 1.7, "min_len": 4, "no_repeat_ngram_size": 3, "unk_penalty": -2.0, "len_penalty": 2},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_of_the_search_are_those_of_fairseq(translator, lines, name):
+    text = translation()
+    model, task = load_model(str(text.checkpoint), ("leapformer_nmt",), "a test", {"data": str(text.data)})
+    options, words, sources = OPTIONS[name], task.target_dictionary, [line for line in lines if line][:8]
+    ours = {"penalty" if option == "len_penalty" else option: value for option, value in options.items()}
+    found = list(translator.translate(sources, nbest=4, search=replace(SEARCH, **ours)))
+    generator = SequenceGenerator([model], words, 4, 1.0, 6, model.max_decoder_positions(), **options)
+    for source, one in zip(sources, found, strict=True):
+        tokens = task.source_dictionary.encode_line(source, add_if_not_exist=False).long()[None]
+        sample = {"net_input": {"src_tokens": tokens, "src_lengths": torch.tensor([tokens.shape[1]])}}
+        (theirs,) = generator.generate([model], sample)
+        assert [each.text for each in one] == [words.string(each["tokens"]) for each in theirs]
+        assert all(abs(each.score - float(other["score"])) < 1e-4 for each, other in zip(one, theirs, strict=True))
+    plain = translator.translate(sources, nbest=4, search=SEARCH)
+    assert [[each.score for each in one] for one in found] != [[each.score for each in one] for one in plain]
+
+
+def test_samples_depend_on_the_seed_and_not_on_batches(translator, lines):
+    search = replace(SEARCH, sampling=True, temperature=2.0)
+
+    def texts(seed: int, **options: int) -> list[list[str]]:
+        found = translator.translate(lines, nbest=4, search=search, seed=seed, **options)
+        return [[one.text for one in some] for some in found]
+
+    assert texts(7, batch_tokens=30, ahead=9) == texts(7) != texts(8)
+    chances = np.random.default_rng(7)
+    alone = [next(translator.translate([line], nbest=4, search=search, seed=chances)) for line in lines]
+    assert [[one.text for one in some] for some in alone] == texts(7)
+    one, other = translator.translate([lines[0]] * 2, nbest=4, search=search)
+    assert len({each.text for each in one}) > 1 and [each.text for each in one] != [each.text for each in other]
+
+
 @pytest.mark.full  # its graphs are made for the full tier alone
 def test_language_models_go_on_with_each_line():
     translator = Translator(language_model().exported)
-    found = list(translator.translate(["the dog", "", "old"], nbest=2, search=Search(beam=2, max_len_b=8)))
-    assert [len(some) for some in found] == [2, 2, 2] and found[0][0].text.startswith("the dog")
+    done, search = list[int](), Search(beam=2, max_len_b=8)
+    found = list(translator.translate(["the dog", "", "old"], nbest=2, search=search, watch=done.append))
+    assert done == [1, 1, 1] and [len(some) for some in found] == [2, 2, 2] and found[0][0].text.startswith("the dog")
 
 
 def test_what_cannot_be_asked(translator):
     with pytest.raises(LeapformerError, match="nbest=9: a beam of 5 gives 1 to 5"):
         next(translator.translate(["x"], nbest=9))
+    with pytest.raises(LeapformerError, match="prefixes: lm goes on with each line, which is the prefix; leave them"):
+        next(prompts(9).translate(["x"], prefixes=["y"]))
 
 
 def run(folder, given: bytes, *words: str, monkeypatch, capsys) -> tuple[int, list[str], str]:
@@ -154,6 +227,60 @@ def test_too_long_a_line_is_named(translator, monkeypatch, capsys):
         list(translator.translate(["one", "one two three four"], search=SEARCH))
 
 
+def test_too_long_a_line_is_cut_if_that_is_chosen(translator, monkeypatch, capsys):
+    monkeypatch.setitem(vars(translator.folder), "max_source", 4)
+    monkeypatch.setattr(runtime, "Translator", lambda folder, threads: translator)
+    cut, whole = translator.translate(["the red dog sees", "the red dog"], search=SEARCH, cut=True)
+    assert cut == whole
+    command: dict[str, Any] = {"monkeypatch": monkeypatch, "capsys": capsys}
+    status, out, said = run(translator.folder.path, b"the red dog sees\nold\n", "--too-long", "cut", **command)
+    assert (status, out[0]) == (0, run(translator.folder.path, b"the red dog\n", **command)[1][0]) and len(out) == 2
+    assert said == (
+        "runtime: standard input, line 1: 'the red dog sees'.. has 5 subwords with its end, and the model reads 4; "
+        "divide it; 3 of them are read\n"
+    )
+    assert run(translator.folder.path, b"the red dog sees\nold\n", **command)[:2] == (1, ["", out[1]])
+
+
+def prompts(max_target: int) -> Translator:
+    """What reads prompts, without graphs."""
+    reader: Translator = object.__new__(Translator)
+    reader.folder = SimpleNamespace(path="lm", task="language_modeling", max_target=max_target)  # type: ignore[assignment]
+    reader._cut = str.split
+    return reader
+
+
+@pytest.mark.parametrize(
+    ("max_target", "a", "b", "most"),
+    [(50, 0.0, 200, 48), (1000, 0.0, 200, 199), (1000, 0.5, 20, 39), (50, 1.0, 1, 48), (50, 0.0, 1, 0)],
+)
+def test_a_prompt_leaves_room_for_what_follows(max_target, a, b, most):
+    """Of one that does not, the end is read, after which as much may come."""
+    reader, search = prompts(max_target), Search(max_len_a=a, max_len_b=b)
+    words = [str(number) for number in range(most + 1)]
+    assert reader.pieces(" ".join(words[1:]), search=search) == words[1:]
+    longest = min(a * most + b, max_target - 1)
+    assert most < longest and most + 1 >= min(a * (most + 1) + b, max_target - 1)
+    with pytest.raises(
+        TooLong, match=f"'0.*'.. has {most + 1} subwords, and the text with it at most .*; shorten"
+    ) as told:
+        reader.pieces(" ".join(words), search=search)
+    readable = told.value.readable
+    assert readable == words[len(words) - len(readable) :] and 2 * len(readable) <= most + 1 <= 2 * len(readable) + 1
+
+
+def test_a_prompt_that_cannot_be_read_is_not_gone_on_with(monkeypatch, capsys):
+    reader = prompts(50)
+    reader.unknown = lambda pieces: []  # type: ignore[method-assign]
+    reader.translate = lambda lines, **options: iter([[Text(" ".join(line), line, 0.0)] for line in lines])  # type: ignore
+    monkeypatch.setattr(runtime, "Translator", lambda folder, threads: reader)
+    monkeypatch.setattr(runtime.Folder, "read", lambda folder: reader.folder)
+    command: dict[str, Any] = {"monkeypatch": monkeypatch, "capsys": capsys}
+    assert run("lm", b"a b\n\xff\nc\n", **command)[:2] == (1, ["a b", "", "c"])
+    assert run("lm", b"1 2 3 4 5 6\nc\n", **command)[:2] == (1, ["", "c"]), "--max-len-b is 6"
+    assert run("lm", b"1 2 3 4 5 6\nc\n", "--too-long", "cut", **command)[:2] == (0, ["4 5 6", "c"])
+
+
 def test_lines_are_taken_when_they_arrive():
     """As they are typed, or many of a file; the last may have no end."""
     reading, writing = os.pipe()
@@ -171,7 +298,7 @@ def test_the_example_of_the_page(monkeypatch, capsys):
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(translation().exported.parent)
     exec(textwrap.dedent(example), {})
-    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert len(capsys.readouterr().out.splitlines()) == 3
 
 
 # ---------------------------------------------------------------------------------------------------------- CTranslate2
@@ -211,6 +338,29 @@ def test_what_only_graphs_can_do_is_told(softmax, tmp_path):
         export_to_ctranslate2(other, TASK, tmp_path, "signature", {})
 
 
+def test_options_that_ctranslate2_has_not_are_told(softmax):
+    translator = Translator(softmax[1])
+    for name, options in {
+        "--sampling": {"sampling": True}, "--temperature": {"temperature": 0.5}, "--unkpen": {"unk_penalty": 1.0},
+    }.items():  # fmt: skip
+        with pytest.raises(LeapformerError, match=f"{name}: .* is for CTranslate2; export it with --engine onnx"):
+            list(translator.translate(["w1"], search=Search(**options)))
+    line, short = ["w4 w4 w9 w11 w2"], Search(max_len_b=20, min_len=15)
+    plain, guarded = (
+        next(translator.translate(line, search=search))[0].pieces
+        for search in (short, replace(short, no_repeat_ngram_size=2))
+    )
+    pairs = list(itertools.pairwise(guarded))
+    assert len(set(pairs)) == len(pairs) >= 14 and len(set(itertools.pairwise(plain))) < len(plain) - 1
+
+
+def test_ctranslate2_has_threads_and_is_shared_by_threads(softmax):
+    lines = ["w1 w2 w3", "w7", "w4 w4 w9 w11 w2"] * 4
+    search = Search(beam=3, max_len_b=6)
+    expected = [[one.text for one in some] for some in Translator(softmax[1]).translate(lines, search=search)]
+    assert at_once(Translator(softmax[1], threads=2), lines, search) == [expected] * 8
+
+
 def test_a_final_norm_on_one_side_is_told(tmp_path):
     model = make_model(
         "leapformer_nmt", "softmax", decoder_normalize_before=True, encoder_normalize_before=True
@@ -234,17 +384,30 @@ CODES = ["t h", "th e</w>", "r e", "re d</w>", "h o", "ho u", "l o", "lo w"]
 LINES = ["the red house", "It's a low-cost house, isn't it?", 'a  &  b <c> "quoted"', "Größe: 3,5 %"]
 
 
+def functions_with(out: Path, given: Subwords, *names: str) -> tuple[Cut, Joined]:
+    """Those of a folder with such subwords, in files of these names."""
+    out.mkdir()
+    about = replace(Folder.read(translation().exported), path=out, files={})
+    folder = replace(_with_subwords(about, given), files=dict.fromkeys(names))
+    object.__setattr__(folder, "file", lambda name: out / name)
+    return subwords_of(folder)
+
+
+def gpt2_files(folder: Path) -> tuple[Path, Path]:
+    merges = ["h e", "\u0120 t", "\u0120t he", "r e", "re d"]  # \u0120 is a space
+    symbols = [*LETTERS, *(merge.replace(" ", "") for merge in merges)]
+    (folder / "encoder.json").write_text(json.dumps({symbol: number for number, symbol in enumerate(symbols, 7)}))
+    (folder / "vocab.bpe").write_text("\n".join(["#version: 0.2", *merges]) + "\n", encoding="utf-8")
+    return folder / "encoder.json", folder / "vocab.bpe"
+
+
 @pytest.mark.parametrize("counted", [False, True], ids=["subword-nmt", "fastBPE"])
 @pytest.mark.parametrize("moses", [None, ("en", "de")], ids=["words", "moses"])
 def test_plain_text_is_split_and_joined_as_in_fairseq(tmp_path, counted, moses):
-    codes, written = tmp_path / "codes", tmp_path / "out"
+    codes = tmp_path / "codes"
     lines = [f"{line} {9 - i}" for i, line in enumerate(CODES)] if counted else ["#version: 0.2", *CODES]
     codes.write_text("\n".join(lines) + "\n")
-    written.mkdir()
-    about = replace(Folder.read(translation().exported), path=written, files={})
-    folder = replace(_with_subwords(about, Subwords(codes=codes, moses=moses)), files={CODES_FILE: None})
-    object.__setattr__(folder, "file", lambda name: written / name)
-    cut, joined = subwords_of(folder)
+    cut, joined = functions_with(tmp_path / "out", Subwords(codes=codes, moses=moses), CODES_FILE)
     reference = tmp_path / "reference"  # as subword-nmt, since fastBPE is not installed
     reference.write_text("\n".join(["#version: 0.2", *CODES]) + "\n")
     bpe = build_bpe(Namespace(bpe="subword_nmt", bpe_codes=str(reference), bpe_separator="@@"))
@@ -254,6 +417,34 @@ def test_plain_text_is_split_and_joined_as_in_fairseq(tmp_path, counted, moses):
         assert cut(line) == expected.split()
         back = bpe.decode(expected)
         assert joined(expected.split()) == (words.decode(back) if words else " ".join(back.split()))
+
+
+def test_folders_split_and_join_as_gpt2(tmp_path):
+    files = gpt2_files(tmp_path)
+    cut, joined = functions_with(tmp_path / "out", Subwords(gpt2=files), *GPT2)
+    bpe = build_bpe(Namespace(bpe="gpt2", gpt2_encoder_json=str(files[0]), gpt2_vocab_bpe=str(files[1])))
+    for line in LINES:
+        assert cut(line) == bpe.encode(line).split() and joined(cut(line)) == line == bpe.decode(" ".join(cut(line)))
+
+
+def test_subwords_of_another_vocabulary_are_refused(tmp_path):
+    """Others than half of a dictionary's symbols are."""
+    codes, files = tmp_path / "codes", gpt2_files(tmp_path)
+    codes.write_text("\n".join(CODES) + "\n")
+    numbers = [str(number) for number in json.loads(files[0].read_text()).values()]
+    model = SentencePieceProcessor(model_file=str(subwords()))
+    fitting: list[tuple[Subwords, list[str]]] = [
+        (Subwords(codes=codes), ["the", "th@@", "red", "hou@@", "a", "b@@"]),
+        (Subwords(gpt2=files), numbers),
+        (Subwords(sentencepiece=subwords()), [model.id_to_piece(number) for number in range(model.get_piece_size())]),
+    ]
+    for place, (given, symbols) in enumerate(fitting):
+        check_subwords(given, ["<s>", *symbols, *(["<lang:de>", "madeupword0000"] if place else [])])
+        for _, others in fitting[:place] + fitting[place + 1 :]:
+            with pytest.raises(LeapformerError, match="is of another vocabulary: it makes .* of the dictionary's"):
+                check_subwords(given, others)
+    with pytest.raises(LeapformerError, match="--sentencepiece-model .*codes is no model of sentencepiece"):
+        check_subwords(Subwords(sentencepiece=codes), ["a"])
 
 
 @pytest.mark.parametrize("line", ["t h 3 4", "th", "t  h", "t h x"])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 
-from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream, repeating
+from leapformer_fairseq.runtime.beam import repeating
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
 
 
 def test_by_hand() -> None:
@@ -23,10 +26,10 @@ def test_it_is_that_of_fairseq(size: int, seed: int) -> None:
     """Its tokens begin with the end of a sentence before."""
     torch.manual_seed(seed)
     tokens = torch.randint(4, 8, (1, 30))
-    guard = NGramRepeatBlock(size, use_extension=False)
+    guard, theirs = NGramRepeatBlock(size, use_extension=False), inspect.unwrap(NGramRepeatBlock._no_repeat_ngram)
     for length in range(31):
         known = torch.cat([torch.tensor([[2]]), tokens[:, :length]], 1)
-        scores = guard(known, torch.zeros(1, 9), 1, 1, length)
+        scores = theirs(guard, known, torch.zeros(1, 9), 1, 1, length)
         assert scores[0].isinf().nonzero().flatten().tolist() == sorted(
             set(repeating(tokens[0, :length].tolist(), size))
         )

@@ -20,6 +20,7 @@ from leapformer_fairseq.attention.block import Memory
 from leapformer_fairseq.cli import main as cli
 from leapformer_fairseq.modules import PassOptions, attentions
 from leapformer_fairseq.runtime.audio import SAMPLE_RATE, UNIT_SAMPLES, fbank
+from leapformer_fairseq.runtime.beam import repeating
 from leapformer_fairseq.runtime.cmvn import Cmvn
 from leapformer_fairseq.runtime.commands import serve as serve_command
 from leapformer_fairseq.runtime.commands import stream as stream_command
@@ -29,7 +30,7 @@ from leapformer_fairseq.runtime.simul.policies import WaitK
 from leapformer_fairseq.runtime.simul.policy import PolicyOptions
 from leapformer_fairseq.runtime.simul.segments import SegmentOptions
 from leapformer_fairseq.runtime.simul.session import Event, Session
-from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream, repeating
+from leapformer_fairseq.runtime.simul.stream import DecodingOptions, TranslationStream
 from leapformer_fairseq.runtime.simul.text import EMITTERS, WORD_START, Detokenizer, WordEmitter
 from leapformer_fairseq.runtime.simul.window import LEAST, MARGIN, forgettable
 from leapformer_fairseq.simul import loading

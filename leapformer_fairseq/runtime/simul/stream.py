@@ -13,7 +13,7 @@ import numpy as np
 
 from ...support.errors import LeapformerError
 from ..audio import SAMPLE_RATE
-from ..beam import largest
+from ..beam import largest, repeating
 from ..cmvn import Cmvn
 from .features import FeatureStream
 from .own import decide
@@ -175,19 +175,6 @@ def _truth(verdict: object) -> bool:
             f"accepts returned {verdict!r}, which is neither true nor false; compare it, as in token.probability > 0.5"
         )
     return bool(verdict)
-
-
-def repeating(tokens: Sequence[int], size: int) -> list[int]:
-    """The next tokens with which the last `size` tokens would be an n-gram already in `tokens`; none for size 0.
-
-    As in `--no-repeat-ngram-size` of fairseq-generate (Paulus et al., 2018, arXiv:1705.04304); the end of the sentence
-    is not part of an n-gram.
-    """
-    before = size - 1
-    if before < 0:
-        return []
-    last = tokens[len(tokens) - before :]
-    return [tokens[i + before] for i in range(len(tokens) - before) if tokens[i : i + before] == last]
 
 
 class Hypothesis(NamedTuple):
