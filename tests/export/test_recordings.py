@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -120,6 +121,17 @@ def test_the_command(exported, tmp_path, capsys):
     (line, _), _ = said(capsys)
     float(line.partition("\t")[0])
     assert main([folder, "--nbest", "3", "--beam", "2", one]) == 2 and main([folder]) == 2
+
+
+def test_the_example_of_the_page(exported, tmp_path, monkeypatch, capsys):
+    page = Path("docs/export.md").read_text(encoding="utf-8")
+    (example,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "SpeechToText" in code]
+    (tmp_path / "exported_s2t").symlink_to(exported[OWN].folder.path)
+    shutil.copy(wavs()[0], tmp_path / "one.wav")
+    monkeypatch.chdir(tmp_path)
+    exec(example, {})
+    best = exported[OWN].texts("one.wav")[0]
+    assert said(capsys)[0] == f"{best.text} {best.score}".split("\n")
 
 
 def test_what_is_not_meant_for_a_whole_recording(exported, capsys):
