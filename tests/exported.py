@@ -29,6 +29,8 @@ from tests.simul.conftest import subwords
 from .made import made
 from .models.tiny import dictionary, make_model, make_tts
 from .reversed_text import TRAINING, reversed_text
+from .spoken import OWN, spoken
+from .untrained import save_checkpoint
 
 ONE_LAYER = {"encoder_layers": 1, "decoder_layers": 1}
 AHEAD = {"encoder_chunk_ms": 160, "encoder_right_context_ms": 120}
@@ -115,6 +117,24 @@ def speech() -> tuple[TranslationSystem, Folder]:
     system = speech_system("gated-relu", **AHEAD, **ONE_LAYER, decoder_cross_attention="leap")
     path = made("exported speech", lambda folder: export_speech(system, folder, "signature", {}, alignments=-1))
     return system, Folder.read(path)
+
+
+def recordings() -> Text:
+    """A model of fairseq's own for whole recordings, each normalised by itself, random."""
+    data = spoken()
+    flags = (
+        "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 --conv-channels 16 "
+        f"--encoder-attention-heads 2 --decoder-attention-heads 2 --config-yaml {OWN}"
+    )
+
+    def make(folder: Path) -> None:
+        path = folder / "checkpoint.pt"
+        save_checkpoint(path, data, "s2t_transformer_xs", *flags.split(), scaled={EOS: 2.0})
+        words = ["--path", str(path), "--out", str(folder / "exported"), "--check", "5"]
+        assert main(["export", *words]) == 0
+
+    folder = made("exported recordings", make)
+    return Text(data, folder / "checkpoint.pt", folder / "exported")
 
 
 # ----------------------------------------------------------------------------------------------------- text to speech

@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
     Exported = tuple[Folder, Callable[[Folder], Compared]]  # with the comparison to call once the folder is in place
 
-SPEECH, LANGUAGE_MODEL, TEXT = ("leapformer_simulst", "leapformer_s2t"), ("leapformer_lm",), ("leapformer_nmt",)
-SYNTHESIS = ("leapformer_tts",)
+CONFIG = "config.yaml"
+SIMULTANEOUS, OFFLINE = ("leapformer_simulst",), ("leapformer_s2t", "leapformer_s2t_transformer")
+LANGUAGE_MODEL, TEXT, SYNTHESIS = ("leapformer_lm",), ("leapformer_nmt",), ("leapformer_tts",)
 SUBWORDS = "sentencepiece_model", "bpe_codes", "gpt2_bpe"
 # Options that only some models have: the models, and the option's default.
 ONLY_FOR: dict[str, tuple[tuple[str, ...], str | None]] = {
-    "config_yaml": (SPEECH, "config.yaml"),
-    "pre_decision_ratio": (SPEECH, None),
+    **dict.fromkeys(("config_yaml", "pre_decision_ratio"), ((*SIMULTANEOUS, *OFFLINE), None)),
     **dict.fromkeys((*SUBWORDS, "moses"), ((*TEXT, *LANGUAGE_MODEL), None)),
     "engine": ((*TEXT, *LANGUAGE_MODEL), ONNX),
-    "alignments": ((*TEXT, *SPEECH), None),
+    "alignments": ((*TEXT, *SIMULTANEOUS, *OFFLINE), None),
 }
 
 
 OPTIONS = """
---path CHECKPOINT!      a trained leapformer_nmt, _lm, _simulst, _s2t or _tts model
+--path CHECKPOINT!      a trained leapformer_nmt, _lm, _simulst, _s2t or _tts model; or a transformer of fairseq's own
 --out DIR:path!         the graphs, vocabularies and model.json
 --data DIR              its dictionaries; of speech, the folder of its config yaml (default: as in the training)
---config-yaml NAME = config.yaml  of speech, in --data
---pre-decision-ratio N:int  of speech: encoder states of a step (default: the trained one)
+--config-yaml NAME      of speech, in --data (default: config.yaml; of whole recordings as in the training)
+--pre-decision-ratio N:int  of speech while it arrives: encoder states of a step (default: the trained one)
 --sentencepiece-model FILE:path  of text: copied into DIR, to translate plain text
 --alignments [N=-1]:int  of translation: steps also tell what they attend to, in decoder layer N, from 1, or from the
                         last one backwards, from -1 (the one of --print-alignment; -1 if N is left out)
@@ -68,9 +68,12 @@ def run(args: argparse.Namespace) -> int:
         raise LeapformerError(f"--alignments: --engine {CTRANSLATE2} has none; export with --engine {ONNX}")
     arch = _architecture(args.path)
     _check_options(args, arch)
-    exporters = {SPEECH: _speech, SYNTHESIS: _synthesis}
+    exporters = {SIMULTANEOUS: _speech, OFFLINE: _recordings, TEXT: _text, LANGUAGE_MODEL: _text, SYNTHESIS: _synthesis}
+    export = next((export for kinds, export in exporters.items() if arch.startswith(kinds)), None)
+    if export is None:
+        names = " or ".join(f"{kind}*" for kinds in exporters for kind in kinds)
+        raise LeapformerError(f"--path {args.path} holds architecture {arch!r}; export needs {names}")
     with replacing_folder(args.out, MODEL, FILES, "export") as partial:
-        export = next((export for kinds, export in exporters.items() if arch.startswith(kinds)), _text)
         folder, compare = export(args, partial)
         if args.quantize and args.engine == ONNX:
             from ..export.write import quantize
@@ -107,7 +110,8 @@ def _loaded(args: argparse.Namespace, kinds: tuple[str, ...]) -> tuple[Any, Any]
     """The model, of one of these kinds, and its task."""
     from ..models.loading import load_model
 
-    return load_model(args.path, kinds, "export", {} if args.data is None else {"data": args.data})
+    given = {name: getattr(args, name) for name in ("data", "config_yaml")}
+    return load_model(args.path, kinds, "export", {name: value for name, value in given.items() if value is not None})
 
 
 def _origin(args: argparse.Namespace) -> dict[str, Any]:
@@ -160,6 +164,22 @@ def _synthesis(args: argparse.Namespace, out: Path) -> Exported:
     return folder, lambda exported: compared_synthesis(model, ExportedVoice(exported), args.check)
 
 
+def _recordings(args: argparse.Namespace, out: Path) -> Exported:
+    from ..export.check import compared_recordings
+    from ..export.write import export_recordings
+
+    model, task = _loaded(args, OFFLINE)
+    if model.encoder.chunks is not None:
+        return _speech(args, out)
+    for option, given in (("--pre-decision-ratio", args.pre_decision_ratio), ("--alignments", args.alignments)):
+        if given is not None:
+            raise LeapformerError(
+                f"{option} {given} has no meaning for a model that reads whole recordings; leave it out"
+            )
+    folder = export_recordings(model, task, out, signature(), _origin(args))
+    return folder, lambda exported: compared_recordings(model, task, exported, args.check)
+
+
 def _speech(args: argparse.Namespace, out: Path) -> Exported:
     from ..export.check import compared_speech
     from ..export.write import export_speech
@@ -169,6 +189,6 @@ def _speech(args: argparse.Namespace, out: Path) -> Exported:
     if args.data is None:
         raise LeapformerError("--data is missing; give the folder of the config yaml, as in training")
     policy = PolicyOptions("offline")  # any will do: the policy is not part of the graphs
-    system = load_system(args.path, args.data, args.config_yaml, policy, args.pre_decision_ratio)
+    system = load_system(args.path, args.data, args.config_yaml or CONFIG, policy, args.pre_decision_ratio)
     folder = export_speech(system, out, signature(), _origin(args), alignments=args.alignments)
     return folder, lambda exported: compared_speech(system, exported, args.check)

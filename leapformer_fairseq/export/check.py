@@ -6,12 +6,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from fairseq.data.audio.feature_transforms import CompositeAudioFeatureTransform
 from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from ..runtime.beam import Hypothesis, Search
+from ..runtime.cmvn import Cmvn
 from ..runtime.folder import Folder
+from ..runtime.recordings import SpeechToText
 from ..runtime.simul.exported import ExportedSystem
 from ..runtime.simul.times import ComputeTimes
 from ..runtime.spoken import Manner
@@ -110,6 +113,32 @@ def _fixed_dropout(prenet: Any, units: Tensor) -> RemovableHandle:
     drops, projection = prenet
     hook: RemovableHandle = prenet.register_forward_hook(lambda _, x, out: projection(dropped(drops, x[0], units)))
     return hook
+
+
+def compared_recordings(model: Any, task: Any, folder: Folder, count: int, beam: int = 5) -> Compared:
+    """Compare beam search in fairseq and in the runtime for `count` recordings of random frames.
+
+    fairseq's own feature transforms normalise its frames.
+    """
+    exported, rng = SpeechToText(folder.path), torch.Generator().manual_seed(1)
+    cmvn = Cmvn.of(exported.about.mean, exported.about.std)
+    config = task.data_cfg.get_feature_transforms("interactive", False)
+    transforms = CompositeAudioFeatureTransform.from_config_dict(config) or (lambda frames: frames)
+    options, longest = Search(beam=beam, max_len_b=MORE), model.max_decoder_positions()
+    generator = SequenceGenerator([model], task.target_dictionary, beam_size=beam, max_len_b=MORE, max_len=longest)
+    equal, error = 0, 0.0
+    for _ in range(count):
+        length = int(torch.randint(*FRAMES, (1,), generator=rng))
+        frames = torch.randn(length, exported.about.n_bins, generator=rng).numpy()
+        frames = frames if cmvn is None else cmvn.undo(frames)
+        given = torch.from_numpy(transforms(frames)).float()[None]
+        (expected,) = generator.generate(
+            [model], {"net_input": {"src_tokens": given, "src_lengths": torch.tensor([length])}}
+        )
+        found = exported.hypotheses(frames, options)
+        equal += [theirs["tokens"].tolist() for theirs in expected] == [ours.tokens for ours in found]
+        error = max([error, *_differences(expected, found)])
+    return Compared(count, equal, error)
 
 
 def compared_speech(system: TranslationSystem, folder: Folder, count: int) -> Compared:

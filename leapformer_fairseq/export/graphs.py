@@ -152,10 +152,15 @@ class Source(nn.Module):
         return x
 
     def forward(self, tokens: Tensor, speakers: Tensor | None = None) -> list[Tensor]:
-        encoder = self.encoder
-        keep = tokens.ne(encoder.padding_idx)
+        keep = tokens.ne(self.encoder.padding_idx)
         x, layers = self.embedded(tokens, keep)
-        x = x.transpose(0, 1)
+        return self.read(x.transpose(0, 1), layers, keep, tokens, speakers)
+
+    def read(
+        self, x: Tensor, layers: Any, keep: Tensor, tokens: Tensor | None = None, speakers: Tensor | None = None
+    ) -> list[Tensor]:
+        """What decoder steps need, from the input x (S, B, C) of the first layer; `keep` (B, S) is False at padding."""
+        encoder = self.encoder
         with encoder.context.own(PassOptions(execution="loop")):
             for layer in layers:
                 x = layer(x, ~keep)

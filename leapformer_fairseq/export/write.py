@@ -40,6 +40,7 @@ from ..runtime.folder import (
     ORDER,
     POSITIONS,
     PROMPT,
+    RECORDINGS,
     REFINE,
     ROWS,
     SELF,
@@ -69,6 +70,7 @@ from .graphs import DecoderStep, Source
 from .language import Prompt
 from .layout import simplify
 from .plain import check_task
+from .recordings import Recording, recordings_of, subwords_in
 from .states import Keys, keys_of, shapes_of, starts_of
 from .streaming import Listening, Writing
 from .subwords import PLAIN, Subwords, check_subwords, codes_of
@@ -258,6 +260,23 @@ def write_speech(
     write_with_states(writing, {ROWS: rows, COUNT: count, START: start}, [(read, 1)], [], out / WRITE)
     states = {HEARD: heard, **write_step(model.decoder, out, keys)}
     return states, Speech(frames, encoder.chunks.size, encoder.chunks.ahead, step_frames, n_bins)
+
+
+def export_recordings(model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any]) -> Folder:
+    """Write the folder of a model that reads whole recordings, graphs and all other files; `origin` as in `Folder`.
+
+    Raises LeapformerError for mechanisms and tasks that cannot be exported, or if a library is missing.
+    """
+    recordings, subwords = recordings_of(task), subwords_in(task)
+    model = _frozen(model, out)
+    source, ratio = Recording(model), model.encoder.pooling_ratio()
+    example = torch.zeros(1, LONGEST * ratio, recordings.n_bins)
+    write(source, (example,), ({1: ANY},), [FRAMES], list(source.shapes), out / SOURCE)
+    states, words = write_step(model.decoder, out), {"target": vocabulary(task.target_dictionary)}
+    frames, rows = task.max_positions()[0], _longest_source(model)
+    longest = frames if rows is None else min(frames, rows * ratio)
+    folder = Folder(out, RECORDINGS, states, words, model.max_decoder_positions(), signature, origin)
+    return _complete(replace(folder, recordings=recordings, max_source=longest), model, subwords)
 
 
 def quantize(folder: Folder) -> Folder:

@@ -8,6 +8,7 @@ Shapes: B utterances, T frames, C width.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from argparse import ArgumentParser, Namespace
 from typing import Any, ClassVar
 
@@ -23,7 +24,7 @@ from fairseq.models.speech_to_text.convtransformer import (
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
-from ..attention import Option, sinusoids
+from ..attention import ChunkMask, Option, sinusoids
 from ..modules import (
     OfAnyOrigin,
     add_attention_args,
@@ -61,6 +62,8 @@ OPTIONS = (
         "do not train the encoder in the first X updates, which then take 0.6 of the time; for an encoder of "
         "--load-pretrained-encoder-from",
     ),
+)
+AUGMENTATION = (
     Option(
         "join_sentences",
         1,
@@ -76,31 +79,22 @@ OPTIONS = (
 )
 
 
-class S2TEncoder(PassingEncoder, ConvTransformerEncoder):
-    """fairseq's convolutional encoder with swapped attention and a recognition head if `--ctc-weight` asks for one.
+class SpeechEncoder(PassingEncoder):
+    """Mixin for fairseq's speech encoders: a sentence is encoded the same alone and in a batch.
 
-    It corrects fairseq's in two ways. A sentence is encoded the same alone and in a batch: padding is zeroed between
-    the convolutions, and lengths are updated exactly. The final layer norm of pre-norm models is applied.
+    Padding is zeroed between the convolutions, and lengths are updated exactly. `chunks`: the mask of a streaming
+    encoder; None: a full-context encoder.
     """
 
-    def __init__(self, args: Namespace, vocabulary: int) -> None:
-        super().__init__(args)
-        kernels = kernel_sizes(args.conv_kernel_sizes)
-        if kernels != DEFAULT_KERNELS:
-            if chunks_of(args) is not None:
-                raise LeapformerError(
-                    f"--conv-kernel-sizes {args.conv_kernel_sizes}: a streaming encoder has "
-                    f"{','.join(map(str, DEFAULT_KERNELS))}; leave one of the two out"
-                )
-            self.conv = convolutions(kernels, args.conv_out_channels)
-        self.ctc_proj = nn.Linear(args.encoder_embed_dim, vocabulary) if getattr(args, "ctc_weight", 0) > 0 else None
-        self.chunks = chunks_of(args)
-        self.context = swap_attention(self, "encoder", args, chunks=self.chunks)
-        self.length_predictor = build_length_predictor(args, args.encoder_embed_dim)
+    chunks: ChunkMask | None = None
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor, **unused: Any) -> EncoderOut:
-        """Encode filterbanks (B, T, n_bins): states (ceil(T / 4), B, C) and a padding mask (B, ceil(T / 4))."""
-        return self.encode(*self.subsample(src_tokens, src_lengths))
+        """Encode filterbanks (B, T, n_bins): states (S, B, C) and a padding mask (B, S), S = ceil(T / 4)."""
+        return self.encode(*self.convolve(src_tokens, src_lengths))
+
+    @abstractmethod
+    def convolve(self, frames: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Convolve frames (B, T, n_bins) to (S, B, C), and return these with the new lengths (B,)."""
 
     def encode(self, x: Tensor, lengths: Tensor) -> EncoderOut:
         """The part of `forward` after the convolutions, whose output is (T / 4, B, C), with lengths (B,)."""
@@ -131,6 +125,28 @@ class S2TEncoder(PassingEncoder, ConvTransformerEncoder):
         for i in range(len(self.transformer_layers)):
             x = self.transformer_layers[i](x, padding)
         return x if self.layer_norm is None else self.layer_norm(x)
+
+
+class S2TEncoder(SpeechEncoder, ConvTransformerEncoder):
+    """fairseq's convolutional encoder with swapped attention and a recognition head if `--ctc-weight` asks for one.
+
+    Unlike in fairseq's, the final layer norm of pre-norm models is applied.
+    """
+
+    def __init__(self, args: Namespace, vocabulary: int) -> None:
+        super().__init__(args)
+        kernels = kernel_sizes(args.conv_kernel_sizes)
+        if kernels != DEFAULT_KERNELS:
+            if chunks_of(args) is not None:
+                raise LeapformerError(
+                    f"--conv-kernel-sizes {args.conv_kernel_sizes}: a streaming encoder has "
+                    f"{','.join(map(str, DEFAULT_KERNELS))}; leave one of the two out"
+                )
+            self.conv = convolutions(kernels, args.conv_out_channels)
+        self.ctc_proj = nn.Linear(args.encoder_embed_dim, vocabulary) if getattr(args, "ctc_weight", 0) > 0 else None
+        self.chunks = chunks_of(args)
+        self.context = swap_attention(self, "encoder", args, chunks=self.chunks)
+        self.length_predictor = build_length_predictor(args, args.encoder_embed_dim)
 
     def extend(self, source: ArrivingSource, frames: Tensor, final: bool = False) -> Tensor:
         """Read more frames (n, n_bins) of an utterance and return the states (m, 1, C) that became final; m may be 0.
@@ -171,7 +187,7 @@ class S2TEncoder(PassingEncoder, ConvTransformerEncoder):
         source.frames = buffered[max(0, len(convolved) - self.pooling_ratio()) :] if len(convolved) else buffered
         if not usable:
             return frames.new_zeros(0, 1, self.out.out_features)
-        x, _ = self.subsample(convolved.unsqueeze(0), torch.tensor([len(convolved)], device=frames.device))
+        x, _ = self.convolve(convolved.unsqueeze(0), torch.tensor([len(convolved)], device=frames.device))
         x = x[before:]
         positions = self._positions(source.n_states, len(x))
         source.n_states += len(x)
@@ -185,16 +201,22 @@ class S2TEncoder(PassingEncoder, ConvTransformerEncoder):
             return weights[first : first + count]
         return sinusoids(torch.arange(first, first + count, device=weights.device), table.embedding_dim)
 
-    def subsample(self, frames: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolve frames (B, T, n_bins) to (ceil(T / 4), B, C), and return these with the new lengths (B,)."""
-        x = frames.unsqueeze(1)
-        for layer in self.conv:
-            x = layer(x)
-            if isinstance(layer, nn.Conv2d):
-                lengths = (lengths + layer.stride[0] - 1) // layer.stride[0]
-                real = torch.arange(x.shape[2], device=x.device) < lengths.unsqueeze(1)
-                x = x * real[:, None, :, None].to(x.dtype)
-        return self.out(x.permute(2, 0, 1, 3).flatten(2)), lengths
+    def convolve(self, frames: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        return through_convolutions(self.conv, self.out, frames, lengths)
+
+
+def through_convolutions(
+    layers: nn.Sequential, out: nn.Linear, frames: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Frames (B, T, n_bins) after convolutions over time and frequency and a projection: (S, B, C), lengths (B,)."""
+    x = frames.unsqueeze(1)
+    for layer in layers:
+        x = layer(x)
+        if isinstance(layer, nn.Conv2d):
+            lengths = (lengths + layer.stride[0] - 1) // layer.stride[0]
+            real = torch.arange(x.shape[2], device=x.device) < lengths.unsqueeze(1)
+            x = x * real[:, None, :, None].to(x.dtype)
+    return out(x.permute(2, 0, 1, 3).flatten(2)), lengths
 
 
 def kernel_sizes(text: str) -> tuple[int, ...]:
@@ -228,6 +250,7 @@ class LeapformerS2TModel(OfAnyOrigin, ConvTransformerModel):
 
     tasks = ("speech_to_text",)
 
+    encoder_class: ClassVar[type[SpeechEncoder]] = S2TEncoder
     decoder_class: ClassVar[type[Decoder]] = Decoder
     encoder_freezing_updates: int  # the encoder gets no gradients in the first updates
     num_updates = 0  # so far
@@ -240,7 +263,7 @@ class LeapformerS2TModel(OfAnyOrigin, ConvTransformerModel):
     @classmethod
     def add_args(cls, parser: ArgumentParser) -> None:
         ConvTransformerModel.add_args(parser)
-        add_options(parser, OPTIONS)
+        add_options(parser, (*OPTIONS, *AUGMENTATION))
         add_chunk_args(parser)
         add_attention_args(parser)
         add_length_args(parser)
@@ -256,8 +279,8 @@ class LeapformerS2TModel(OfAnyOrigin, ConvTransformerModel):
         return model
 
     @classmethod
-    def build_encoder(cls, args: Namespace) -> S2TEncoder:
-        encoder = S2TEncoder(args, args.vocabulary)
+    def build_encoder(cls, args: Namespace) -> SpeechEncoder:
+        encoder = cls.encoder_class(args, args.vocabulary)
         if getattr(args, "load_pretrained_encoder_from", None):
             load_component(encoder, "encoder", args.load_pretrained_encoder_from, args)
         return encoder
@@ -298,7 +321,8 @@ class LeapformerS2TModel(OfAnyOrigin, ConvTransformerModel):
 
 def leapformer_s2t(args: Namespace) -> None:
     """The LeaPformer paper's size: 12 encoder and 6 decoder layers, 256 wide, 8 heads, pre-norm."""
-    fill_options(args, {**_sizes(12, 6, 256, 1024, 8), **{option.name: option.default for option in OPTIONS}})
+    fill_options(args, _sizes(12, 6, 256, 1024, 8))
+    fill_options(args, {option.name: option.default for option in (*OPTIONS, *AUGMENTATION)})
     fill_attention_args(args)
     fill_chunk_args(args)
     fill_length_args(args)

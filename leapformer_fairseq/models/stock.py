@@ -12,7 +12,12 @@ from ..compat.trust import options_of
 from ..modules.swap import BLOCKS
 
 #: fairseq's models that ours extend, and ours
-OURS = {"transformer": "leapformer_nmt", "transformer_lm": "leapformer_lm"}
+OURS = {
+    "transformer": "leapformer_nmt",
+    "transformer_lm": "leapformer_lm",
+    "s2t_transformer": "leapformer_s2t_transformer",
+    "convtransformer": "leapformer_s2t",
+}
 # Sections of a configuration whose name is the value of an option.
 _NAMED = ("task", "criterion", "optimizer", "lr_scheduler", "bpe", "tokenizer", "scoring")
 

@@ -1,4 +1,4 @@
-"""Run an exported model: translate or go on with lines of standard input, translate recordings while heard, speak."""
+"""Run an exported model: translate or go on with lines of standard input, translate recordings, speak."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from ..support.lines import decoded, read_lines, waiting
 from ..support.options import add_options, at_least, choice, parse
 from ..support.progress import Watch, progress, unwatched
 from .beam import Search
-from .folder import SPEECH, SYNTHESIS, Folder
-from .translator import BATCH_TOKENS, EMPTY, TooLong, Translator
+from .folder import RECORDINGS, SPEECH, SYNTHESIS, Folder
+from .recordings import SpeechToText
+from .translator import BATCH_TOKENS, EMPTY, Text, TooLong, Translator
 
 SKIP, CUT = "skip", "cut"
 
-OPTIONS = f"""
+SEARCH = """
 folder DIR:path         an exported model; from or to speech: DIR --help tells more; or demo: the bundled one
 --beam N:int = 5        hypotheses, or samples
 --max-len-a A:float = 0  a target has at most A times as many subwords as
---max-len-b B:int = 200  its source, and B (default: 0 and 200)
+--max-len-b B:int = 200  its source, or as a recording has frames (10 ms), and B (default: 0 and 200)
 --min-len N:int = 1     a target has at least so many subwords
 --length-penalty, --lenpen X:float = 1
 --unkpen X:float = 0    unknown words are less likely by this
@@ -36,16 +37,23 @@ folder DIR:path         an exported model; from or to speech: DIR --help tells m
 --sampling-topk N:int = 0  from the N likeliest subwords (0: from all)
 --sampling-topp P:float = 0  or from the fewest that have this probability together
 --seed N:int = 1        of sampling
---nbest N:int = 1       print so many hypotheses of each line, one a line
+--nbest N:int = 1       print so many hypotheses of each line or recording, one a line
 --scores                print the score before each, and a tab
+--threads N:int = 1
+"""
+OPTIONS = f"""
+{SEARCH}
 --alignments            print a tab behind each, and pairs of source and target subwords, as 0-0 1-1 (needs a folder
-                        that was exported with --alignments)
+                         that was exported with --alignments)
 --prefixes FILE         with what the translation of each line begins
 --too-long {choice([SKIP, CUT])} = {SKIP}  a line that is too long gets an empty one, or that of its beginning;
                         of a prompt, its end
 --batch-tokens N:int = {BATCH_TOKENS}  subwords that are translated together
---threads N:int = 1
 --quiet                 no progress on standard error, which is shown on a terminal if the output goes elsewhere
+"""
+HEARING = f"""
+{SEARCH}
+audio FILE...           16 kHz mono recordings, each read as a whole
 """
 
 
@@ -59,7 +67,7 @@ def _dispatch(argv: list[str]) -> int:
     if argv[:1] == ["demo"] and not Path("demo").is_dir():
         return _demo(argv[1:])
     task = Folder.read(argv[0]).task if argv and not argv[0].startswith("-") else ""
-    return {SPEECH: _speech, SYNTHESIS: _speaking}.get(task, _text)(argv)
+    return {SPEECH: _speech, SYNTHESIS: _speaking, RECORDINGS: _recordings}.get(task, _text)(argv)
 
 
 def _demo(argv: list[str]) -> int:
@@ -83,17 +91,29 @@ def _speaking(argv: list[str]) -> int:
     return tts.run(parse(tts, ["--path", *argv], "python -m leapformer_fairseq.runtime DIR"))
 
 
-def _text(argv: list[str]) -> int:
-    """Standard input, line by line: sources to translate, or prompts.
+def _recordings(argv: list[str]) -> int:
+    """What is said in each recording, a line each. One that cannot be read gets an empty line, and a message."""
+    args, search = _options(HEARING, argv)
+    search.check(args.nbest)
+    model, seed, refused = SpeechToText(args.folder, args.threads), np.random.default_rng(args.seed), 0
+    for recording in args.audio:
+        try:
+            _print(model.texts(recording, nbest=args.nbest, search=search, seed=seed), args.scores)
+        except LeapformerError as error:
+            ending.say(f"runtime: {error}; its text is empty")
+            refused += 1
+            _print([EMPTY], args.scores)
+    return 1 if refused else 0
 
-    A line that cannot be read gets an empty one, and a message; the status is then 1.
-    """
+
+def _options(table: str, argv: list[str]) -> tuple[argparse.Namespace, Search]:
+    """The options of a table with `SEARCH`, and what they say of the search."""
     parser = ending.Parser(prog="python -m leapformer_fairseq.runtime", description=__doc__)
-    add_options(parser, OPTIONS, {})
+    add_options(parser, table, {})
     args = parser.parse_args(argv)
-    at_least(1, beam=args.beam, nbest=args.nbest, batch_tokens=args.batch_tokens, threads=args.threads)
+    at_least(1, beam=args.beam, nbest=args.nbest, threads=args.threads)
     at_least(0, min_len=args.min_len, no_repeat_ngram_size=args.no_repeat_ngram_size, seed=args.seed)
-    search = Search(
+    return args, Search(
         args.beam,
         args.max_len_a,
         args.max_len_b,
@@ -106,6 +126,22 @@ def _text(argv: list[str]) -> int:
         args.sampling_topk,
         args.sampling_topp,
     )
+
+
+def _print(found: list[Text], scores: bool, alignments: bool = False) -> None:
+    for one in found:
+        score, pairs = f"{one.score:.4f}", " ".join(f"{source}-{place}" for source, place in one.alignment)
+        text = one.text.replace("\n", " ")  # bytes of GPT-2's may be any
+        print(*[score] * scores, text, *[pairs] * alignments, sep="\t", flush=True)
+
+
+def _text(argv: list[str]) -> int:
+    """Standard input, line by line: sources to translate, or prompts.
+
+    A line that cannot be read gets an empty one, and a message; the status is then 1.
+    """
+    args, search = _options(OPTIONS, argv)
+    at_least(1, batch_tokens=args.batch_tokens)
     translator = Translator(args.folder, args.threads)
     shown = sys.stderr.isatty() and not (args.quiet or sys.stdout.isatty())
     with progress("runtime", "line") if shown else nullcontext(unwatched) as watch:
@@ -134,10 +170,7 @@ def _translate(translator: Translator, search: Search, args: argparse.Namespace,
         count(lines.count(None))
         found = translator.translate(readable, prefixes=begins, **options)
         for pieces in lines:
-            for one in [EMPTY] if pieces is None else next(found):
-                score, pairs = f"{one.score:.4f}", " ".join(f"{source}-{place}" for source, place in one.alignment)
-                text = one.text.replace("\n", " ")  # bytes of GPT-2's may be any
-                print(*[score] * args.scores, text, *[pairs] * args.alignments, sep="\t", flush=True)
+            _print([EMPTY] if pieces is None else next(found), args.scores, args.alignments)
         read, refused = read + len(lines), refused + lines.count(None)
     if unknown:
         few = " ".join(piece for piece, _ in unknown.most_common(5))

@@ -19,7 +19,8 @@ from .folder import SELF, Vocabulary
 class Search:
     """Options of the search, as in fairseq.
 
-    max_len_a, max_len_b: at most `max_len_a` * S + `max_len_b` tokens for a source of S tokens with its end.
+    max_len_a, max_len_b: at most `max_len_a` * S + `max_len_b` tokens for a source of S tokens with its end, or of S
+                          frames.
     penalty:              exponent of the length by which scores are divided.
     unk_penalty:          what the log-probability of an unknown word is lowered by.
     temperature:          what logits are divided by.
@@ -52,6 +53,11 @@ class Search:
         if max(self.topk, self.topp) > 0 and not self.sampling:
             raise LeapformerError("--sampling-topk and --sampling-topp need --sampling; give it, too")
 
+    def check(self, nbest: int) -> None:
+        """Raise LeapformerError if the search does not give so many hypotheses."""
+        if not 1 <= nbest <= self.beam:
+            raise LeapformerError(f"nbest={nbest}: a beam of {self.beam} gives 1 to {self.beam}")
+
 
 @dataclass(frozen=True)
 class Hypothesis:
@@ -83,6 +89,14 @@ def translate(
     tokens = np.array([[pad] * (width - len(source)) + list(source) for source in sources])  # on the left, as fairseq
     read, sizes = graphs.read(tokens), list(map(len, sources))
     return _search(graphs, read, sizes, options, None, prefixes, chances, width if alignments else None)
+
+
+def transcribe(
+    graphs: Graphs, frames: np.ndarray, options: Search, chances: Sequence[np.random.Generator] = ()
+) -> list[Hypothesis]:
+    """The hypotheses for the frames (T, n_bins) of a recording, best first. `chances`: as for `go_on`."""
+    (found,) = _search(graphs, graphs.hear(frames), [len(frames)], options, chances=chances)
+    return found
 
 
 def go_on(

@@ -1,4 +1,4 @@
-"""Cepstral mean and variance normalisation of frames, by the statistics of a whole data set."""
+"""Cepstral mean and variance normalisation of frames, by the statistics of a data set or of the recording itself."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from ..support.errors import LeapformerError
+
+LEAST_VARIANCE = 1e-10  # of a bin in a recording
 
 
 @dataclass(frozen=True)
@@ -42,3 +44,10 @@ class Cmvn:
     def undo(self, frames: np.ndarray) -> np.ndarray:
         """Frames (T, F) before they were normalised."""
         return frames * self.std + self.mean
+
+
+def by_itself(frames: np.ndarray, mean: bool, std: bool) -> np.ndarray:
+    """The frames (T, F) of a recording without their mean, over their deviation: fairseq's `utterance_cmvn`."""
+    means, squares = frames.mean(axis=0), (frames**2).sum(axis=0)
+    centred = frames - means if mean else frames
+    return centred / np.sqrt(np.maximum(squares / len(frames) - means**2, LEAST_VARIANCE)) if std else centred

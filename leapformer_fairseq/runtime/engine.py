@@ -18,6 +18,7 @@ from .folder import (
     ATTENTION,
     BEFORE,
     CROSS,
+    FRAMES,
     GRAPHS,
     LOG_PROBS,
     NEXT,
@@ -150,8 +151,15 @@ class Graphs:
 
     def read(self, tokens: np.ndarray, speakers: np.ndarray | None = None) -> Values:
         """The states of cross-attention over source tokens (B, S), spoken by `speakers` (B,) if there are several."""
-        names, given = list(self.folder.states[CROSS]), {TOKENS: tokens.astype(np.int64)}
+        given = {TOKENS: tokens.astype(np.int64)}
         if speakers is not None:
             given[SPEAKERS] = speakers.astype(np.int64)
-        values = self.run(SOURCE, given, names)
-        return dict(zip(names, values, strict=True))
+        return self._source(given)
+
+    def hear(self, frames: np.ndarray) -> Values:
+        """The states of cross-attention over the frames (T, n_bins) of a whole recording."""
+        return self._source({FRAMES: frames[None].astype(np.float32)})
+
+    def _source(self, given: Mapping[str, np.ndarray]) -> Values:
+        names = list(self.folder.states[CROSS])
+        return dict(zip(names, self.run(SOURCE, given, names), strict=True))

@@ -21,7 +21,7 @@ from ..support.errors import LeapformerError
 from ..support.files import write_json
 from .typed import dataclass_of, fits, shown
 
-FORMAT, NEWER = 5, 6  # 6: of folders in which states grow, or of another engine than onnxruntime
+FORMAT, NEWER = 5, 6  # 6: of folders in which states grow, of whole recordings, or of another engine
 HASH = "sha256"  # key in model.json: the hash of its other values
 MODEL, WEIGHTS = "model.json", "weights.safetensors"
 SUBWORDS, CODES = "subwords.model", "subwords.codes"  # of sentencepiece; of BPE, as subword-nmt has them
@@ -29,11 +29,13 @@ GPT2 = "encoder.json", "vocab.bpe"
 SOURCE, LISTEN, WRITE, STEP = "source.onnx", "listen.onnx", "write.onnx", "step.onnx"
 PROMPT, REFINE = "prompt.onnx", "refine.onnx"
 TRANSLATION, SPEECH, LANGUAGE, SYNTHESIS = "translation", "speech", "language_modeling", "text_to_speech"
+RECORDINGS = "speech_to_text"  # of whole recordings; SPEECH is read while it arrives
 GRAPHS = {
     TRANSLATION: (SOURCE, STEP),
     SPEECH: (LISTEN, WRITE, STEP),
     LANGUAGE: (PROMPT, STEP),
     SYNTHESIS: (SOURCE, STEP, REFINE),
+    RECORDINGS: (SOURCE, STEP),
 }
 # Of the engine CTranslate2; two equal vocabularies are one file, and so is that of a language model.
 ONNX, CTRANSLATE2 = "onnx", "ctranslate2"
@@ -54,8 +56,8 @@ LENGTH = "cross.length"  # a state of cross-attention: the predicted length of t
 KEYS, REAL = "source_keys", "real"  # of a layer's cross-attention: its keys, and 1 where they are no padding
 Shapes = dict[str, list[int]]  # of states by name, without the dimension of hypotheses; a size of 0 grows with the text
 # The kinds of attention with states, and the vocabularies, of each task.
-SIDES = {TRANSLATION: (SELF, CROSS), SPEECH: (HEARD, SELF, CROSS), LANGUAGE: (SELF, CROSS), SYNTHESIS: (SELF, CROSS)}
-WORDS = {TRANSLATION: ("source", "target"), SPEECH: ("target",), LANGUAGE: ("target",), SYNTHESIS: ("source",)}
+SIDES = {**dict.fromkeys(GRAPHS, (SELF, CROSS)), SPEECH: (HEARD, SELF, CROSS)}
+WORDS = {**dict.fromkeys(GRAPHS, ("target",)), TRANSLATION: ("source", "target"), SYNTHESIS: ("source",)}
 LARGEST, MOST = 2**28, 2**20  # most numbers in a state (1 GiB), and the largest size that a model may claim
 
 
@@ -109,6 +111,22 @@ class Speech:
 
 
 @dataclass(frozen=True)
+class Recordings:
+    """Properties of a model that reads whole recordings.
+
+    n_bins:      numbers of a frame, an fbank of 10 ms.
+    mean, std:   of the frames of a data set, (n_bins,); None: frames are not normalised by them.
+    own_mean, own_std: whether frames are normalised by the mean and the standard deviation of their own recording.
+    """
+
+    n_bins: int
+    mean: list[float] | None = None
+    std: list[float] | None = None
+    own_mean: bool = False
+    own_std: bool = False
+
+
+@dataclass(frozen=True)
 class Speaking:
     """Properties of a model for text to speech.
 
@@ -146,8 +164,8 @@ class Language:
 
 
 # What only models of some tasks have, by its name in `Folder` and in model.json.
-PARTS: dict[str, Any] = {"speech": Speech, "speaking": Speaking, "language": Language}
-PART_OF = {SPEECH: "speech", SYNTHESIS: "speaking", LANGUAGE: "language"}
+PARTS: dict[str, Any] = {"speech": Speech, "recordings": Recordings, "speaking": Speaking, "language": Language}
+PART_OF = {SPEECH: "speech", RECORDINGS: "recordings", SYNTHESIS: "speaking", LANGUAGE: "language"}
 
 
 @dataclass(frozen=True)
@@ -170,7 +188,7 @@ class Folder:
     states: shapes by name, for each kind of attention.
     starts: initial values of states that do not start with zeros.
     origin: the checkpoint, as described by `checkpoints.describe_checkpoint`.
-    max_source: most tokens of a source of text; None: any number.
+    max_source: most tokens of a source of text, or frames of a recording; None: any number.
     moses: languages of source and target, whose text is split into words as by Moses; None: it is not.
     alignments: the decoder layer whose attention weights the steps return, from 1; None: they return none.
     engine: what runs it: `ONNX`, or `CTRANSLATE2`, which has its own states.
@@ -185,6 +203,7 @@ class Folder:
     signature: str
     origin: dict[str, Any]
     speech: Speech | None = None
+    recordings: Recordings | None = None
     speaking: Speaking | None = None
     language: Language | None = None
     max_source: int | None = None
@@ -233,12 +252,12 @@ class Folder:
 
     @property
     def is_newer(self) -> bool:
-        """Whether earlier versions cannot run it: a state grows with the text, or the engine is not onnxruntime.
+        """Whether earlier versions cannot run it: states grow, or the task or the engine is a later one.
 
         States grow wherever there are alignments.
         """
         grows = any(0 in shape for states in self.states.values() for shape in states.values())
-        return grows or self.engine != ONNX
+        return grows or self.task == RECORDINGS or self.engine != ONNX
 
     @property
     def layers(self) -> int:
@@ -379,6 +398,10 @@ def _wrong(folder: Folder) -> Iterator[str]:
         yield from _unless(name in shapes and _has_shape(start, shapes[name]), f"starts.{name}", start)
     if folder.speech is not None and target is not None:
         yield from _wrong_speech(folder.speech, len(target.symbols))
+    if folder.recordings is not None:
+        recordings = folder.recordings
+        yield from _unless(1 <= recordings.n_bins <= MOST, "recordings.n_bins", recordings.n_bins)
+        yield from _wrong_normal("recordings", recordings.mean, recordings.std, recordings.n_bins)
     if folder.speaking is not None:
         yield from _wrong_speaking(folder.speaking)
     if folder.language is not None and target is not None:

@@ -15,8 +15,8 @@ from ..support.errors import LeapformerError
 from .beam import Hypothesis, Search, go_on, translate
 from .ctranslate2 import CTranslate2
 from .engine import Graphs
-from .folder import CTRANSLATE2, LANGUAGE, TRANSLATION, Folder
-from .text import subwords_of
+from .folder import CTRANSLATE2, LANGUAGE, TRANSLATION, Folder, Vocabulary
+from .text import Joined, subwords_of
 
 T = TypeVar("T")
 Chances = Sequence[np.random.Generator]
@@ -39,7 +39,7 @@ class TooLong(LeapformerError):
 
 
 class Text(NamedTuple):
-    """One translation of a line, or one continuation.
+    """One translation of a line or a recording, or one continuation.
 
     pieces:    its subwords.
     score:     the sum of their log-probabilities, and of that of the end, over length ** penalty.
@@ -51,6 +51,13 @@ class Text(NamedTuple):
     pieces: list[str]
     score: float
     alignment: Sequence[tuple[int, int]] = ()
+
+    @classmethod
+    def of(cls, hypothesis: Hypothesis, target: Vocabulary, joined: Joined) -> Text:
+        """The text of a hypothesis, whose subwords `joined` joins."""
+        pieces = target.words(hypothesis.tokens)
+        pairs = [(source, place) for place, source in enumerate(hypothesis.sources)]
+        return cls(joined(pieces), pieces, float(hypothesis.score), pairs)
 
 
 EMPTY = Text("", [], 0.0)
@@ -114,14 +121,13 @@ class Translator:
             raise LeapformerError(
                 f"prefixes: {self.folder.path} goes on with each line, which is the prefix; leave them out"
             )
-        if not 1 <= nbest <= options.beam:
-            raise LeapformerError(f"nbest={nbest}: a beam of {options.beam} gives 1 to {options.beam}")
+        options.check(nbest)
         numbered = iter(lines)
         read = 0
         while some := list(islice(numbered, ahead)):
             pieces = [line if isinstance(line, list) else self._read(line, options, cut) for line in some]
             yield from (
-                [self._text(hypothesis) for hypothesis in found[:nbest]] or [EMPTY]
+                [Text.of(hypothesis, self._target, self.joined) for hypothesis in found[:nbest]] or [EMPTY]
                 for found in self.hypotheses(
                     pieces,
                     options,
@@ -203,11 +209,6 @@ class Translator:
                 found[place] = hypotheses
             watch(len(batch))
         return found
-
-    def _text(self, hypothesis: Hypothesis) -> Text:
-        pieces = self._target.words(hypothesis.tokens)
-        pairs = [(source, place) for place, source in enumerate(hypothesis.sources)]
-        return Text(self.joined(pieces), pieces, float(hypothesis.score), pairs)
 
 
 def _those(given: Sequence[T], places: Sequence[int]) -> Sequence[T]:

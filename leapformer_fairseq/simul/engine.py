@@ -193,7 +193,7 @@ class RecomputeEngine(Engine):
             frames = self._frames = new if self._frames is None else torch.cat([self._frames, new])
             lengths = torch.tensor([len(frames)], device=weight.device)
             with self.times.measure("prenet_s", kernels_of(weight.device)):
-                convolved = self.model.encoder.subsample(frames[None], lengths)
+                convolved = self.model.encoder.convolve(frames[None], lengths)
             with self.model.encoder.context.own(PassOptions()):
                 self._encoder_out = self.model.encoder.encode(*convolved)
         self._n_encoded += 1

@@ -16,6 +16,7 @@ from ..support.errors import LeapformerError
 from .engine import IncrementalEngine, engine_for
 from .system import TranslationSystem
 
+KINDS = ("leapformer_simulst", "leapformer_s2t", "leapformer_s2t_transformer")
 STREAMABLE_TRANSFORMS = ("global_cmvn",)  # utterance_cmvn needs the whole utterance
 
 
@@ -29,6 +30,8 @@ def load_system(
 ) -> TranslationSystem:
     """Load a `leapformer_simulst*` checkpoint, or a `leapformer_s2t*` one that was trained on whole utterances.
 
+    The latter may be one of fairseq's own, see `models.stock`.
+
     `data_root` contains `config_yaml` with the vocabulary, sentencepiece model and CMVN statistics of training. The
     policy's k and `pre_decision_ratio` (encoder states per step) default to the trained values; an offline model has
     none. `engine` is "auto", "incremental" or "recompute". Raises LeapformerError for missing or unusable files,
@@ -39,7 +42,7 @@ def load_system(
         if not path.is_file():
             raise LeapformerError(f"no file {path}; check {options}")
     overrides = {"data": str(data_root), "config_yaml": config_yaml}
-    model, task = load_model(str(checkpoint), ("leapformer_simulst", "leapformer_s2t"), "the agent", overrides)
+    model, task = load_model(str(checkpoint), KINDS, "the agent", overrides)
     policy, ratio = resolve_policy(model, policy or PolicyOptions(), pre_decision_ratio)
     _check_policy(model, policy, engine)
     predictor = getattr(model.encoder, "length_predictor", None)
@@ -116,11 +119,20 @@ def _detokenizer(dictionary: Any, config: Any, root: Path) -> Detokenizer:
 
 def _cmvn(config: Any, root: Path) -> Cmvn | None:
     """The normalisation that evaluation data got in training's terms, None when there was none."""
-    transforms = [name for kind in ("", "feature_") for name in config.get_transforms(kind, "_eval", False) or []]
-    unknown = sorted(set(transforms) - set(STREAMABLE_TRANSFORMS))
+    unknown = sorted(set(transforms_of(config)) - set(STREAMABLE_TRANSFORMS))
     if unknown:
         raise LeapformerError(f"feature transform {unknown[0]!r} cannot be streamed; train with global_cmvn instead")
-    if "global_cmvn" not in transforms:
+    return global_cmvn(config, root)
+
+
+def transforms_of(config: Any) -> list[str]:
+    """The feature transforms of evaluation data, by fairseq's names."""
+    return [name for kind in ("", "feature_") for name in config.get_transforms(kind, "_eval", False) or []]
+
+
+def global_cmvn(config: Any, root: Path) -> Cmvn | None:
+    """The statistics of the training data; None unless they normalise evaluation data."""
+    if "global_cmvn" not in transforms_of(config):
         return None
     return Cmvn.load(_resolve(config.config.get("global_cmvn", {}).get("stats_npz_path", "gcmvn.npz"), root))
 

@@ -40,7 +40,7 @@ from leapformer_fairseq.support.files import write_json
 from tests.simul.conftest import subwords
 
 from .. import covering
-from ..exported import language_model, resealed, speech, translation, voice
+from ..exported import language_model, recordings, resealed, speech, translation, voice
 
 
 def opened(path: Path) -> Folder:
@@ -239,6 +239,14 @@ OTHERS = {
         *[put("speaking>speakers", value) for value in ([], {}, {"ann": "x"}, {"ann": -1}, {"ann": None}, 3)],
         *[put("speaking>mean", value) for value in ([], None, [1.0])],
     ],
+    "recordings": [
+        *[put("recordings>n_bins", value) for value in (0, -1, 2**40, None, "1", 1.5)],
+        *[put("recordings>mean", value) for value in ([1.0], [NAN] * 80, 3)],
+        *[put(f"recordings>{name}", value) for name in ("own_mean", "own_std") for value in (None, 1, "yes")],
+        *[put("max_source", value) for value in (0, -1, "1", 1.5)],
+        put("recordings", put), put("task", "translation"), put("task", "speech"), put("format", FORMAT),
+        put("vocabularies>source", {"symbols": ["a"], "pad": 0, "eos": 0, "unk": 0}),
+    ],
     "language": [
         *[put("language>first", value) for value in (-1, 10**6, None, "2")],
         *[put("language>longest", value) for value in (0, "1", 1.5)],
@@ -250,6 +258,8 @@ OTHERS = {
 def folder_of(kind: str) -> Path:
     if kind == "speech":
         return speech()[1].path
+    if kind == "recordings":
+        return recordings().exported
     return voice()[1].folder.path if kind == "voice" else language_model().exported
 
 
@@ -258,6 +268,7 @@ def folder_of(kind: str) -> Path:
     [
         ("speech", SPEECH_CASES),
         ("voice", OTHERS["voice"]),
+        ("recordings", OTHERS["recordings"]),
         pytest.param("language", OTHERS["language"], marks=pytest.mark.full),  # its graphs are made for this alone
     ],
 )

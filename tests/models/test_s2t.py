@@ -7,6 +7,7 @@ from argparse import Namespace
 import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY
+from fairseq.models.speech_to_text.s2t_transformer import S2TTransformerEncoder
 from fairseq.sequence_generator import SequenceGenerator
 
 from leapformer_fairseq.models.s2t import S2TEncoder
@@ -145,7 +146,7 @@ def test_encoder_lengths_follow_the_convolutions():
     encoder = make_model("leapformer_s2t_tiny").encoder
     assert isinstance(encoder, S2TEncoder)
     for frames in range(1, 30):
-        states, lengths = encoder.subsample(torch.randn(1, frames, 8).double(), torch.tensor([frames]))
+        states, lengths = encoder.convolve(torch.randn(1, frames, 8).double(), torch.tensor([frames]))
         assert len(states) == int(lengths) == -(-frames // 4)
 
 
@@ -153,9 +154,9 @@ def test_a_prefix_of_whole_decisions_has_final_frames():
     """The agent feeds multiples of 4 frames: none of its convolved frames may change when more audio arrives."""
     encoder = make_model("leapformer_s2t_tiny").encoder
     frames = torch.randn(1, 40, 8).double()
-    whole, _ = encoder.subsample(frames, torch.tensor([40]))
+    whole, _ = encoder.convolve(frames, torch.tensor([40]))
     for n in (4, 12, 28):
-        part, _ = encoder.subsample(frames[:, :n], torch.tensor([n]))
+        part, _ = encoder.convolve(frames[:, :n], torch.tensor([n]))
         torch.testing.assert_close(part, whole[: n // 4])
 
 
@@ -195,3 +196,20 @@ def test_the_convolutions_of_the_mla_paper():
         ARCH_CONFIG_REGISTRY[arch](args)
         assert (args.encoder_embed_dim, args.decoder_attention_heads) == sizes
         assert (args.conv_kernel_sizes, args.encoder_layers) == ("4,4,4,4", 6)
+
+
+@pytest.mark.parametrize("options", [{}, {"conv_kernel_sizes": "4,3,2"}, {"conv_version": "convtransformer"}], ids=str)
+def test_fairseqs_convolutions_leave_padding_alone(options):
+    """Unlike in fairseq: what padding becomes reaches the last states."""
+    model = make_model("leapformer_s2t_transformer", "leap", conv_channels=12, conv_out_channels=16, **options)
+    batch, halvings = speech_batch(), 3 if "conv_kernel_sizes" in options else 2
+    assert model.encoder.pooling_ratio() == 2**halvings
+    with torch.no_grad():
+        together = model.encoder(**batch)
+        changed = S2TTransformerEncoder.forward(model.encoder, **batch)["encoder_out"][0] if halvings == 2 else None
+        for i, length in enumerate(batch["src_lengths"].tolist()):
+            given = batch["src_tokens"][i : i + 1, :length], batch["src_lengths"][i : i + 1]
+            states = model.encoder(*given)["encoder_out"][0]
+            assert len(states) == -(-length // 2**halvings) == int((~together["encoder_padding_mask"][0][i]).sum())
+            torch.testing.assert_close(states[:, 0], together["encoder_out"][0][: len(states), i], rtol=0, atol=1e-10)
+    assert changed is None or (changed[:9, 2] - together["encoder_out"][0][:9, 2]).abs().max() > 1e-6, "the control"

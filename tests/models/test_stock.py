@@ -1,4 +1,7 @@
-"""Checkpoints of fairseq's own transformers, read as ours: the same outputs, whatever their version and options."""
+"""Checkpoints of fairseq's own transformers, read as ours: the same outputs, whatever their version and options.
+
+Of speech, of one utterance: in a batch, padding changes what fairseq's convolutions make of the last frames.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ import torch
 from fairseq import checkpoint_utils
 
 from leapformer_fairseq.cli.main import main
-from leapformer_fairseq.export.check import compared
+from leapformer_fairseq.export.check import compared, compared_recordings
 from leapformer_fairseq.models.loading import load_model
+from leapformer_fairseq.models.s2t import LeapformerS2TModel
+from leapformer_fairseq.models.stock import OURS as OF_OURS
 from leapformer_fairseq.modules import BLOCKS
 from leapformer_fairseq.runtime.folder import Folder
 from leapformer_fairseq.studies.linearize.command import words_of
@@ -22,6 +27,7 @@ from leapformer_fairseq.support.errors import LeapformerError
 
 from ..made import made
 from ..reversed_text import reversed_text
+from ..spoken import OWN, spoken
 from ..untrained import save_checkpoint
 
 DECODER = (
@@ -39,6 +45,19 @@ KINDS = {
     "layerdrop": ("translation", "transformer", f"{BOTH} --encoder-layerdrop 0.2 --decoder-layerdrop 0.2"),
     "gpt": ("language_modeling", "transformer_lm_gpt", f"{DECODER} --tokens-per-sample 32"),
     "lm": ("language_modeling", "transformer_lm", f"{DECODER} --tokens-per-sample 32 --decoder-learned-pos"),
+    "speech": ("speech_to_text", "s2t_transformer_xs", f"{BOTH} --conv-channels 24 --share-decoder-input-output-embed"),
+    "speech in eighths": (
+        "speech_to_text",
+        "s2t_transformer_s",
+        f"{BOTH} --conv-channels 24 --conv-kernel-sizes 5,3,3 --no-scale-embedding --activation-fn gelu "
+        "--layernorm-embedding --criterion label_smoothed_cross_entropy_with_ctc --ctc-weight 0.3",
+    ),
+    "speech over frequencies": (
+        "speech_to_text",
+        "s2t_transformer",
+        f"{BOTH} --conv-version convtransformer --conv-out-channels 4 --config-yaml {OWN}",
+    ),
+    "post-norm speech": ("speech_to_text", "convtransformer", f"{BOTH} --conv-out-channels 4"),
     "lm of words in bands": (
         "language_modeling",
         "transformer_lm_wiki103",
@@ -46,15 +65,18 @@ KINDS = {
         "--tokens-per-sample 32 --criterion adaptive_loss",
     ),
 }
-OURS = ("leapformer_nmt", "leapformer_lm")
+OURS = tuple(OF_OURS.values())
+DATA = {"translation": lambda: text() / "mt", "language_modeling": lambda: text() / "lm", "speech_to_text": spoken}
+
+
+def text() -> Path:
+    return made("reversed text", lambda folder: reversed_text(folder, train=200, valid=4, test=12))
 
 
 def stock(kind: str, folder: Path) -> Path:
     """A checkpoint of a random model."""
-    data = made("reversed text", lambda folder: reversed_text(folder, train=200, valid=4, test=12))
     task, arch, flags = KINDS[kind]
-    name = "mt" if task == "translation" else "lm"
-    return save_checkpoint(folder / "stock.pt", data / name, arch, *flags.split(), task=task)
+    return save_checkpoint(folder / "stock.pt", DATA[task](), arch, *flags.split(), task=task)
 
 
 def in_fairseq(checkpoint: Path) -> tuple[Any, Any]:
@@ -70,6 +92,8 @@ def agree(checkpoint: Path, truth: Any) -> None:
     source, target = torch.randint(4, 24, (2, 9)), torch.randint(4, 24, (2, 7))
     source[1, :3] = 1  # padding
     given = (source, torch.tensor([9, 6]), target) if hasattr(model, "encoder") else (target,)
+    if isinstance(model, LeapformerS2TModel):
+        given = (torch.randn(1, 53, 80), torch.tensor([53]), target[:1])
     with torch.no_grad():
         found, expected = (one.get_normalized_probs(one(*given), log_probs=True) for one in (model, truth))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
@@ -81,12 +105,14 @@ def test_a_stock_model_gives_the_same_outputs(kind, tmp_path):
     agree(checkpoint, in_fairseq(checkpoint)[0])
 
 
-def test_a_checkpoint_of_an_old_version_gives_the_same_outputs(tmp_path):
+@pytest.mark.parametrize("kind", ["post-norm", "speech"])
+def test_a_checkpoint_of_an_old_version_gives_the_same_outputs(kind, tmp_path):
     """Options in one namespace, without those that came later; one matrix for queries, keys and values."""
-    checkpoint = stock("post-norm", tmp_path)
+    checkpoint = stock(kind, tmp_path)
     truth, _ = in_fairseq(checkpoint)
     state = torch.load(checkpoint, weights_only=True)
-    later = ("encoder_layerdrop", "layernorm_embedding", "quant_noise_pq", "checkpoint_activations", "base_layers")
+    later = {"encoder_layerdrop", "layernorm_embedding", "quant_noise_pq", "checkpoint_activations", "base_layers"}
+    later |= {"conv_version", "encoder_freezing_updates"}
     options = vars(state["cfg"]["model"])
     state["args"] = Namespace(**{name: value for name, value in options.items() if name not in later})
     del state["cfg"]
@@ -99,7 +125,7 @@ def test_a_checkpoint_of_an_old_version_gives_the_same_outputs(tmp_path):
     agree(checkpoint, truth)
 
 
-@pytest.mark.parametrize("kind", ["pre-norm", "gpt"])
+@pytest.mark.parametrize("kind", ["pre-norm", "gpt", "speech"])
 def test_a_stock_model_can_be_the_teacher_of_a_linear_one(kind, tmp_path):
     checkpoint = stock(kind, tmp_path)
     args = _teacher(checkpoint)["cfg"]["model"]
@@ -111,9 +137,28 @@ def test_a_stock_model_can_be_the_teacher_of_a_linear_one(kind, tmp_path):
     assert {block.student.mechanism.name for block in pair.blocks} == {"relu"}
 
 
+@pytest.mark.parametrize("arch", ["s2t_conformer", "s2t_berard", "xm_transformer", "fconv_iwslt_de_en"])
+def test_other_models_are_not_exported(arch, tmp_path, capsys):
+    checkpoint = stock("speech", tmp_path)
+    state = torch.load(checkpoint, weights_only=True)
+    state["cfg"]["model"].arch = arch
+    torch.save(state, checkpoint)
+    assert main(["export", "--path", str(checkpoint), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert f"holds architecture '{arch}'; export needs leapformer_simulst* or leapformer_s2t*" in said
+    assert said.count("\n") == 1
+
+
+def test_a_norm_that_fairseq_leaves_out_is_not_put_in(tmp_path):
+    checkpoint = save_checkpoint(
+        tmp_path / "stock.pt", spoken(), "convtransformer", *BOTH.split(), "--encoder-normalize-before"
+    )
+    with pytest.raises(LeapformerError, match="convtransformer leaves out the last norm of its encoder"):
+        load_model(str(checkpoint), OURS, "a test", {})
+
+
 def test_a_model_that_is_no_transformer_is_refused(tmp_path):
-    data = made("reversed text", lambda folder: reversed_text(folder, train=200, valid=4, test=12))
-    checkpoint = save_checkpoint(tmp_path / "fconv.pt", data / "mt", "fconv_iwslt_de_en", task="translation")
+    checkpoint = save_checkpoint(tmp_path / "fconv.pt", text() / "mt", "fconv_iwslt_de_en", task="translation")
     with pytest.raises(LeapformerError, match="architecture 'fconv_iwslt_de_en'; a test needs leapformer_nmt"):
         load_model(str(checkpoint), OURS, "a test", {})
 
@@ -126,5 +171,6 @@ def test_an_exported_stock_model_writes_what_it_writes_in_fairseq(kind, tmp_path
     model, task = in_fairseq(checkpoint)
     if not hasattr(model, "encoder") and "learned" not in KINDS[kind][2]:
         model.max_decoder_positions = lambda: 10_000  # fairseq stops where the training's texts end
-    found = compared(model, task, Folder.read(tmp_path / "out"), 25)
+    comparison = compared_recordings if "speech" in kind else compared
+    found = comparison(model, task, Folder.read(tmp_path / "out"), 25)
     assert found.equal == found.sources and found.error < 1e-4

@@ -10,6 +10,7 @@ import pytest
 import torch
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.models.speech_to_text import S2TTransformerModel
 from fairseq.models.transformer import TransformerConfig
 
 from leapformer_fairseq.modules.origin import FUNCTION, Origin, check_function, origin_of
@@ -21,6 +22,7 @@ BATCHES = {
     "leapformer_lm_tiny": lambda: {"src_tokens": target_prefix(2, 7)},
     "leapformer_nmt_tiny": lambda: {**text_batch(), "prev_output_tokens": target_prefix(3, 6)},
     "leapformer_s2t_tiny": lambda: {**speech_batch(), "prev_output_tokens": target_prefix(3, 6)},
+    "leapformer_s2t_transformer": lambda: {**speech_batch(), "prev_output_tokens": target_prefix(3, 6)},
     "leapformer_tts_tiny": tts_batch,
     "leapformer_mlm_tiny": lambda: {"src_tokens": text_batch()["src_tokens"]},
 }
@@ -36,6 +38,7 @@ def options_of(arch: str) -> list[argparse.Action]:
     gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
     model = ARCH_MODEL_REGISTRY[arch]
     stock = next(base for base in model.__mro__ if base.__module__.startswith("fairseq."))
+    stock = S2TTransformerModel if arch == "leapformer_s2t_transformer" else stock  # not a base of its model
     if getattr(stock, "add_args", None):
         stock.add_args(parser)
     return [action for action in parser._actions if action.option_strings and action.dest != "help"]

@@ -46,9 +46,9 @@ class FakeEncoder(nn.Module):
         return 4
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor) -> dict[str, Any]:
-        return self.encode(*self.subsample(src_tokens, src_lengths))
+        return self.encode(*self.convolve(src_tokens, src_lengths))
 
-    def subsample(self, frames: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    def convolve(self, frames: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         return torch.stack([part.mean(1) for part in self.project(frames).split(4, dim=1)], dim=1), lengths
 
     def encode(self, states: Tensor, lengths: Tensor) -> dict[str, Any]:

@@ -246,8 +246,8 @@ def test_streaming_gives_the_logits_of_training(arriving: Path, data_root: Path,
 
 def test_each_frame_is_encoded_once(arriving: Path, data_root: Path, speech) -> None:
     system, seen = load_system(arriving, data_root), []
-    convolve = system.model.encoder.subsample
-    system.model.encoder.subsample = lambda frames, lengths: seen.append(frames.shape[1]) or convolve(frames, lengths)
+    convolve = system.model.encoder.convolve
+    system.model.encoder.convolve = lambda frames, lengths: seen.append(frames.shape[1]) or convolve(frames, lengths)
     stream = TranslationStream(system, DecodingOptions(max_len_b=25))
     stream.push(speech(2.1))
     assert stream.advance(source_finished=True)
@@ -263,9 +263,18 @@ def test_missing_files_are_named(simulst: Path, data_root: Path, tmp_path: Path)
 
 
 def test_other_architectures_are_named(tmp_path: Path, data_root: Path) -> None:
-    path = save_checkpoint(tmp_path / "c.pt", data_root, "s2t_transformer_xs")
-    with pytest.raises(LeapformerError, match="'s2t_transformer_xs'.*leapformer_simulst"):
+    path = save_checkpoint(tmp_path / "c.pt", data_root, "s2t_berard")
+    with pytest.raises(LeapformerError, match="'s2t_berard'.*leapformer_simulst"):
         load_system(path, data_root)
+
+
+def test_a_model_of_fairseqs_own_translates_live(tmp_path: Path, data_root: Path, speech) -> None:
+    """Its encoder, of whole utterances, is rerun; what is written does not depend on how the audio was cut."""
+    path = save_checkpoint(tmp_path / "c.pt", data_root, "s2t_transformer_xs", "--encoder-layers", "1", scaled={2: 2.0})
+    system = load_system(path, data_root, policy=PolicyOptions("local-agreement"), pre_decision_ratio=10)
+    samples = speech(1.5)
+    found = translate(system, samples, 640)
+    assert len(found) > 1 and found == translate(system, samples, 1000)
 
 
 def test_a_model_that_predicts_lengths_is_refused(tmp_path: Path, data_root: Path) -> None:

@@ -52,6 +52,11 @@ class ExportedSystem:
     ) -> Self:
         """Raises LeapformerError for a folder of another task, and for a policy that the model does not support."""
         folder = Folder.read(path)
+        if folder.recordings is not None:
+            raise LeapformerError(
+                f"{path} reads whole recordings, and not what is still being said; "
+                f"run `python -m leapformer_fairseq.runtime {path} FILE`"
+            )
         if folder.speech is None:
             raise LeapformerError(f"{path} holds a model of task {folder.task!r}; give one that translates speech")
         about = folder.speech

@@ -20,7 +20,7 @@ from .heatmaps import Axis
 
 MODELS = (
     *("leapformer_lm", "leapformer_mlm", "leapformer_nmt", "leapformer_s2t", "leapformer_simulst"),
-    "leapformer_classifier",
+    *("leapformer_s2t_transformer", "leapformer_classifier"),
 )
 MANIFEST, MARK = ".tsv", "mark"
 
