@@ -505,6 +505,7 @@ RUNTIME: dict[str, tuple[list[str], list[str], set[str]]] = {
     "--seed": ([], ["--seed", "7"], {"draws"}),
     "--nbest": ([], ["--nbest", "2"], {"nbest"}),
     "--scores": ([], ["--scores"], {"out"}),
+    "--alignments": ([], ["--alignments"], {"out", "alignments"}),
     "--prefixes": ([], ["--prefixes", "prefixes"], {"prefixes"}),
     "--too-long": ([], ["--too-long", "cut"], {"out", "err", "status"}),
     "--batch-tokens": ([], ["--batch-tokens", "70"], {"batch_tokens"}),

@@ -163,6 +163,8 @@ def test_graphs_have_as_many_threads_as_they_are_given(monkeypatch: pytest.Monke
     class Options:
         intra_op_num_threads = inter_op_num_threads = log_severity_level = 0
 
+        def add_session_config_entry(self, name: str, value: str) -> None: ...
+
     def session(path: str, options: Any, providers: Any) -> None:
         made.append((options.intra_op_num_threads, options.inter_op_num_threads))
 

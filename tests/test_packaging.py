@@ -274,7 +274,7 @@ def elsewhere(built, tmp_path_factory):
 
 def test_the_wheel_is_small_and_the_source_is_whole(built):
     (wheel,), (source,) = built.glob("*.whl"), built.glob("*.tar.gz")
-    assert wheel.stat().st_size < 2_600_000  # of which the model of `leapformer demo` has 1.3 million
+    assert wheel.stat().st_size < 2_700_000  # of which the model of `leapformer demo` has 1.3 million
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     with zipfile.ZipFile(wheel) as archive:

@@ -512,10 +512,7 @@ class Mechanism(nn.Module):
     def _looped(self, x: Inputs) -> Tensor:
         """A `loop` from the empty state. If all queries see all keys, all tokens are written at once instead."""
         at_once = x.mask is None or not self.capabilities.incremental
-        if at_once:
-            return self._in_segments(x)
-        first = self.loop_state(x.q.shape[0], x.v.shape[3], x.k, x.key, x.mask)
-        return self.loop(self._first(x) if first is None else first, *x)[0]
+        return self._in_segments(x) if at_once else self.loop(self._first(x), *x)[0]
 
     def _first(self, x: Inputs) -> State:
         """The empty state."""

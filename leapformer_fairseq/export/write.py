@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import shutil
+import statistics
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -78,7 +79,7 @@ from .synthesis import Phonemes, Refined, SpeechStep
 from .weights import share
 
 SENTENCES, HYPOTHESES, LONGEST = 2, 3, 7  # sizes of the examples that are traced
-LEAST = 16_384  # numbers in a weight that is rounded to 8 bits: rounding the input of a smaller one costs more
+SMALL = 1 / 4  # of the usual weight: smaller ones are not rounded, since rounding what they multiply costs more
 ANY = torch.export.Dim.DYNAMIC  # a size that must stay variable; export fails if the graph would fix it
 
 
@@ -305,9 +306,13 @@ def quantize_graph(path: Path) -> None:
         # in 16 bits, which can overflow, so there the runtime makes them unsigned (`runtime.engine.open_graph`).
         model, kinds = onnx.load(partial), ["MatMul", "Gemm", "Gather"]
         sizes = {tensor.name: math.prod(tensor.dims) for tensor in model.graph.initializer}
+        products = [
+            sizes[node.input[1]] for node in model.graph.node if node.op_type in kinds[:2] and node.input[1] in sizes
+        ]
+        least = SMALL * statistics.median(products or [0])
         for number, node in enumerate(model.graph.node):
             node.name = f"node{number}"
-        small = [node for node in model.graph.node if sizes.get([*node.input, "", ""][1], LEAST) < LEAST]
+        small = [node for node in model.graph.node if sizes.get([*node.input, "", ""][1], least) < least]
         left = [name for node in small for name in (node.name, f"{node.name}_MatMul")]  # as which a Gemm is rewritten
         onnx.save(model, partial)
         quantize_dynamic(

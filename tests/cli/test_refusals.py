@@ -117,7 +117,10 @@ REFUSED = [
         "--policy 'wait-q': did you mean wait-k? choose from wait-k, hold-n",
     ),
     ("curve --checkpoints {model} --out o {lists} --k 0", "--k 0: give at least 1"),
-    ("curve --checkpoints {model} --out o {lists} --policies alignatt", "alignatt asks for attention weights"),
+    (
+        "curve --checkpoints {model} --out o {lists} --policies alignatt",
+        "exported without attention weights; export it with --alignments",
+    ),
     ("curve --checkpoints {model} --out o {lists} --max-draft 0", "--max-draft 0: give"),
     ("sparsefinder fit no --out o", "no/graphs.json cannot be read"),
     ("sparsefinder evaluate no --mechanism leap --out o", "no/graphs.json cannot be read"),
@@ -148,7 +151,10 @@ REFUSED = [
     ("maps --path {st} --input no.wav --out o", "no audio file at no.wav"),
     ("simulate --checkpoint {model} --out o {lists} --waitk-lagging 0", "--waitk-lagging 0: give at least 1"),
     ("simulate --checkpoint {model} --out o {lists} --policy wait-q", "--policy 'wait-q': did you mean wait-k?"),
-    ("simulate --checkpoint {model} --out o {lists} --policy alignatt", "alignatt asks for attention weights"),
+    (
+        "simulate --checkpoint {model} --out o {lists} --policy alignatt",
+        "exported without attention weights; export it with --alignments",
+    ),
     ("simulate --checkpoint {model} --out o {lists} --catch-up 0", "--catch-up 0.0: give"),
     ("simulate --checkpoint {model} --out o --talks no", "--talks no has no recordings.txt"),
     ("sentence-ends --train {data}/some.tsv --valid {data}/some.tsv --out o/x.npz --updates 0", "--updates 0 and"),

@@ -412,15 +412,21 @@ def test_what_ctranslate2_has_not(arch, options, reason, tmp_path):
         export_to_ctranslate2(model, LM, tmp_path, "signature", {})
 
 
-@pytest.mark.parametrize(("arch", "read"), [("leapformer_nmt", 9), ("leapformer_lm_tiny", 7)])
-def test_lines_beyond_the_table_of_positions_are_told(arch, read, tmp_path):
+@pytest.mark.parametrize(
+    ("arch", "read", "said"),
+    [
+        ("leapformer_nmt", 9, "has 10 subwords with its end, and the model reads 9"),
+        ("leapformer_lm_tiny", 7, "has 7 subwords, and the text with it at most 6"),
+    ],
+)
+def test_lines_beyond_the_table_of_positions_are_told(arch, read, said, tmp_path):
     lengths = {"max_source_positions": 9, "max_target_positions": 7, "tokens_per_sample": 7}
     model = make_model(arch, "softmax", encoder_self_attention="softmax", **lengths).float()
     export_to_ctranslate2(model, LM, tmp_path, "signature", {})
     translator = Translator(tmp_path)
-    with pytest.raises(LeapformerError, match=f"has {read + 1} subwords with its end, and the model reads {read}"):
+    with pytest.raises(LeapformerError, match=said):
         translator.pieces(" ".join(["w1"] * read))
-    ((best,),) = translator.translate([" ".join(["w1"] * (read - 1))])
+    ((best,),) = translator.translate([" ".join(["w1"] * (read - 2))])
     assert len(best.pieces) <= 6
 
 

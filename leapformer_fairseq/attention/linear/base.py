@@ -120,6 +120,9 @@ class SeparateState(State):
 
     @classmethod
     def of_joined(cls, state: State) -> SeparateState:
+        """The same sums as a state of this kind; itself if it is one."""
+        if isinstance(state, SeparateState):
+            return state
         kv = _kv(state)
         return cls(kv[..., :-1], kv[..., -1:])
 
@@ -212,7 +215,7 @@ class LinearMechanism(Mechanism):
     def loop(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
     ) -> tuple[Tensor, State]:
-        x, before = Inputs(q, k, v, query, key, with_state(mask)), state.of(SeparateState)
+        x, before = Inputs(q, k, v, query, key, with_state(mask)), SeparateState.of_joined(state)
         if not x.in_step:  # all pairs: in a graph this is faster than a loop over tokens
             out, joined = self._by_pairs(before.joined().kv, x)
             return out, SeparateState.of_joined(joined)

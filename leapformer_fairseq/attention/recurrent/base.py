@@ -121,8 +121,8 @@ class RecurrentMechanism(Mechanism):
             return super().loop(state, *x)
         with without_autocast(q.device):
             queries, keys = self._queries(q, query), self._writing(x.k, x.v, x.key, alone=True)
-            if isinstance(state, SeparateState):
-                out, after = state.followed(keys, queries, self.normalizer_floor)
+            if self.averages:
+                out, after = SeparateState.of_joined(state).followed(keys, queries, self.normalizer_floor)
                 return out.to(v.dtype), after
             kv, sums = recurrent.loop(state.of(LinearState).kv, keys, queries)
         return self._output_of_sums(sums, x), LinearState(kv)

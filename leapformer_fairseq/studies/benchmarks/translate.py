@@ -15,6 +15,7 @@ signature says whether it has VNNI.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import statistics
@@ -36,7 +37,7 @@ from ...modules.swap import BLOCKS
 from ...modules.vocabulary import FINGERPRINT
 from ...scoring.quality import bleu
 from ...support.errors import LeapformerError
-from ...support.lines import read_lines, write_lines
+from ...support.lines import decoded, read_lines, write_lines
 from ...support.memory import MIB
 from .. import trainings
 from . import measure
@@ -194,11 +195,12 @@ def _spent(words: list[str], lines: list[str], out: Path, threads: int) -> Run:
     used = out / "used.json"
     with (out / "input.txt").open("rb") as given:
         command = [sys.executable, "-c", WATCH, str(used), *words]
-        done = subprocess.run(command, stdin=given, capture_output=True, env=environment, encoding="utf-8", check=False)
+        done = subprocess.run(command, stdin=given, capture_output=True, env=environment, check=False)
     status, wall, cpu, peak = json.loads(used.read_text()) if done.returncode == 0 else [done.returncode, 0.0, 0.0, 0.0]
     if status:
-        raise LeapformerError(f"{' '.join(words)} failed: {(done.stderr.strip().splitlines() or [''])[-1]}")
-    return Run(wall, cpu, peak / 1024, done.stdout.splitlines())
+        said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise LeapformerError(f"{' '.join(words)} failed: {said}")
+    return Run(wall, cpu, peak / 1024, [*decoded(io.BytesIO(done.stdout), words[0])])
 
 
 def _median(runs: list[Run]) -> Run:
