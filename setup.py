@@ -56,7 +56,7 @@ setup(
     },
     python_requires=">=3.11",
     # What runtime/ needs: translating live and exported models. All else is in extras.
-    install_requires=["numpy>=1.26", "onnxruntime", "sentencepiece", "soundfile", "websockets>=14"],
+    install_requires=["numpy>=1.26", "onnxruntime>=1.26", "sentencepiece", "soundfile", "websockets>=14"],
     extras_require={
         "train": [
             "torch>=2.6",  # the first that loads checkpoints with weights_only=True unless told otherwise
@@ -74,7 +74,7 @@ setup(
         "simul": ["simuleval==1.1.4"],  # the agent; brings pandas, tornado, yt-dlp, pytest
         "bench": ["entmax>=1.3"],  # what `leapformer bench sparse` and the tests compare with
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
-        "onnx": ["onnx", "onnxscript"],  # `leapformer export`
+        "onnx": ["onnx", "onnxscript", "torch>=2.8"],  # `leapformer export`
         "words": ["sacremoses", "subword-nmt"],  # BPE and Moses' words of exported models
         "ctranslate2": ["ctranslate2>=4.5"],  # an engine of exported models with softmax
         "dev": [

@@ -201,7 +201,9 @@ def _rows(graphs: Graphs, source: Values, rows: np.ndarray) -> Values:
 
 def _adjusted(log_probs: np.ndarray, options: Search, words: Vocabulary) -> np.ndarray:
     """Log-probabilities (.., V) at the temperature, without padding, less the penalty of unknown words."""
-    scores = np.where(np.isnan(log_probs), -np.inf, log_probs).astype(np.float32)
+    scores = log_probs.astype(np.float32)
+    if (missing := np.isnan(scores)).any():
+        scores[missing] = -np.inf
     if options.temperature != 1:
         scores /= options.temperature
         scores -= np.logaddexp.reduce(scores, -1, keepdims=True)

@@ -35,6 +35,7 @@ from .folder import (
 )
 
 Values = dict[str, Any]  # `OrtValue`s by name
+OLDEST = (1, 26)  # of onnxruntime with all operators that exported graphs may have
 AT_ONCE = 256  # tokens of a text per run; linear mechanisms compare all pairs of them
 
 
@@ -51,6 +52,15 @@ def open_graph(graph: Path | bytes, threads: int = 1) -> Any:
     options.add_session_config_entry("session.x64quantprecision", "1")
     source = graph if isinstance(graph, bytes) else str(graph)
     return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+def _remedy() -> str:
+    """What to do about a graph that onnxruntime cannot read."""
+    from onnxruntime import __version__ as version
+
+    if tuple(int(part) for part in version.split(".")[:2]) >= OLDEST:
+        return "export it again"
+    return f"update onnxruntime {version} to {'.'.join(map(str, OLDEST))} or later"
 
 
 class Graphs:
@@ -71,7 +81,7 @@ class Graphs:
             raise
         except Exception as error:  # onnxruntime's have no common class
             reason = " ".join(str(error).split())[:200]
-            raise LeapformerError(f"a graph in {folder.path} cannot be read ({reason}); export it again") from error
+            raise LeapformerError(f"a graph in {folder.path} cannot be read ({reason}); {_remedy()}") from error
 
     def run(self, graph: str, given: Mapping[str, Any], outputs: Sequence[str]) -> list[Any]:
         """Run a graph on arrays and `OrtValue`s, and return the named outputs as `OrtValue`s.

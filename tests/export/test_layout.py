@@ -86,6 +86,23 @@ def chain(*operators):
     return helper.make_model(helper.make_graph(nodes, "chain", infos[:1], infos[1:], constants))
 
 
+def test_sums_of_products_of_8_bits_do_not_overflow(tmp_path):
+    """Processors with AVX2 but without VNNI add pairs of them in 16 bits, unless the runtime makes weights unsigned."""
+    from onnx import TensorProto, helper, numpy_helper, save
+
+    from leapformer_fairseq.export.write import quantize_graph
+
+    weights = np.where(np.arange(512 * 64).reshape(512, 64) % 3, 1.0, -1.0).astype(np.float32)
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", None]) for name in ("x", "y")]
+    node, constant = helper.make_node("Gemm", ["x", "w"], ["y"]), numpy_helper.from_array(weights, "w")
+    save(helper.make_model(helper.make_graph([node], "product", infos[:1], infos[1:], [constant])), tmp_path / "graph")
+    quantize_graph(tmp_path / "graph")
+    x = np.ones((3, 512), np.float32)
+    x[1] = np.linspace(0, 1, 512)
+    (found,) = open_graph(tmp_path / "graph").run(None, {"x": x})
+    assert float(np.abs(found - x @ weights).max()) < 2  # of sums up to 170
+
+
 @pytest.mark.parametrize(
     ("operators", "left"),
     [

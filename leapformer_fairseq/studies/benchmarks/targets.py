@@ -7,8 +7,8 @@ vocabulary and the beam search of the system; rows are sentences times beam. Wit
 process, with more wall time. All systems take turns in one process; the median is reported, or if a round takes longer
 than 30 s, its only time. Ratio = time of fairseq / time of the other.
 
-"fairseq" is its stock model in its own generator, "softmax" and "leap" are ours in the same generator; "leap
-(exported)" and "leap (8 bits)" are folders of `leapformer export`, without and with `--quantize`, in onnxruntime;
+"fairseq" is its stock model in its own generator, "softmax" and "leap" are ours in the same generator; "(exported)" and
+"(8 bits)" are folders of `leapformer export`, without and with `--quantize`, in onnxruntime;
 "CTranslate2" and "CTranslate2 (8 bits)" are those with `--engine ctranslate2`, and have fairseq's weights. What 8 bits
 gain depends on the processor's instructions: the signature says whether it has VNNI.
 
@@ -60,6 +60,7 @@ from .tables import Results, Shown
 Systems = dict[str, Callable[[list[list[str]], Case], object]]  # what translates sources as the case says
 
 CTRANSLATE2, CTRANSLATE2_INT8 = "CTranslate2", "CTranslate2 (8 bits)"
+SOFTMAX = "softmax (exported)", "softmax (8 bits)"
 PAIRS = {EXPORTED: CTRANSLATE2, INT8: CTRANSLATE2_INT8}  # compared by length
 WORDS, LONGEST = 8000, 4100
 SECONDS, ONCE = 10.0, 30.0  # per case; a round that is measured once
@@ -175,9 +176,11 @@ def exported(threads: int) -> Systems:
     systems: Systems = {}
     with TemporaryDirectory() as path:
         if measure.exports(measure.Place(torch.device("cpu"))):
-            folder = export_translation(*_with_task(model_of("leap")), Path(path) / "onnx", "", {})
-            systems[EXPORTED] = partial(_in_runtime, Translator(folder.path, threads))
-            systems[INT8] = partial(_in_runtime, Translator(quantize(folder).path, threads))
+            for mechanism in "softmax", "leap":
+                folder = export_translation(*_with_task(model_of(mechanism)), Path(path) / mechanism, "", {})
+                names = (EXPORTED, INT8) if mechanism == "leap" else SOFTMAX
+                systems[names[0]] = partial(_in_runtime, Translator(folder.path, threads))
+                systems[names[1]] = partial(_in_runtime, Translator(quantize(folder).path, threads))
         if find_spec("ctranslate2") is not None:
             import ctranslate2
 
