@@ -117,3 +117,31 @@ def test_what_is_left(operators, left):
     model = chain(*operators)
     simplify(model)
     assert [node.op_type for node in model.graph.node] == left
+
+
+def test_embeddings_that_are_also_the_output_are_rounded_twice(tmp_path):
+    """As a table of rows and as the weight of a product: one of them would else be made float32 for every token."""
+    from onnx import TensorProto, helper, load, numpy_helper, save
+
+    from leapformer_fairseq.export.write import quantize_graph
+
+    table = np.random.default_rng(1).standard_normal((300, 64)).astype(np.float32)
+    given = helper.make_tensor_value_info("tokens", TensorProto.INT64, ["n", 1])
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 1, 300])
+    nodes = [
+        helper.make_node("Gather", ["w", "tokens"], ["x"]),
+        helper.make_node("Transpose", ["w"], ["columns"], perm=[1, 0]),
+        helper.make_node("MatMul", ["x", "columns"], ["y"]),
+    ]
+    graph = helper.make_graph(nodes, "tied", [given], [out], [numpy_helper.from_array(table, "w")])
+    save(helper.make_model(graph), tmp_path / "graph")
+    quantize_graph(tmp_path / "graph")
+    graph = load(tmp_path / "graph").graph
+    constants = {
+        tensor.name: list(tensor.dims) for tensor in graph.initializer if tensor.data_type == TensorProto.FLOAT
+    }
+    assert max(sizes) < table.size
+    weights = {tensor.name for tensor in graph.initializer}
+    assert not [node for node in graph.node if node.op_type == "DequantizeLinear" and node.input[0] in weights]
+    (found,) = open_graph(tmp_path / "graph").run(None, {"tokens": np.arange(300)[:, None]})
+    assert float(np.abs(found[:, 0] - table @ table.T).max()) < 3  # of products up to 120
