@@ -300,10 +300,9 @@ def quantize_graph(path: Path) -> None:
 
     onnxruntime.set_default_logger_severity(3)  # errors only
     with replacing(path) as partial, _quiet():
-        model = onnx.load(path)
-        _copy_tables(model.graph)
-        onnx.save(model, partial)
-        # This stores weights transposed that the graph transposes; otherwise they would not be quantized.
+        # This stores weights transposed that the graph transposes; otherwise they would not be quantized, or be made
+        # float32 again for every token. It does not look at weights in other files.
+        onnx.save(onnx.load(path), partial)
         quant_pre_process(partial, partial, skip_onnx_shape=True, skip_symbolic_shape=True)
         # Signed weights, for processors that multiply them with unsigned inputs at once. Others add pairs of products
         # in 16 bits, which can overflow, so there the runtime makes them unsigned (`runtime.engine.open_graph`).
@@ -328,23 +327,6 @@ def quantize_graph(path: Path) -> None:
             # of the results of onnxruntime's own operators
             extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
         )
-
-
-def _copy_tables(graph: Any) -> None:
-    """Give embeddings that are also a weight of a product a table of their own: each is rounded in another way.
-
-    All numbers of one that is both would be made float32 again for every token.
-    """
-    readers = [node for node in graph.node if node.op_type == "Gather"]
-    others = {name for node in graph.node if node.op_type != "Gather" for name in node.input}
-    for tensor in [tensor for tensor in graph.initializer if tensor.name in others]:
-        shared = [node for node in readers if node.input[0] == tensor.name]
-        if shared:
-            table = graph.initializer.add()
-            table.CopyFrom(tensor)
-            table.name = f"{tensor.name}.table"
-            for node in shared:
-                node.input[0] = table.name
 
 
 def _complete(folder: Folder, model: Any, subwords: Subwords = PLAIN) -> Folder:

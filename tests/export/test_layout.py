@@ -134,7 +134,8 @@ def test_embeddings_that_are_also_the_output_are_rounded_twice(tmp_path):
         helper.make_node("MatMul", ["x", "columns"], ["y"]),
     ]
     graph = helper.make_graph(nodes, "tied", [given], [out], [numpy_helper.from_array(table, "w")])
-    save(helper.make_model(graph), tmp_path / "graph")
+    model, apart = helper.make_model(graph), {"save_as_external_data": True, "location": "w.bin", "size_threshold": 0}
+    save(model, tmp_path / "graph", **apart)  # as in a folder
     quantize_graph(tmp_path / "graph")
     graph = load(tmp_path / "graph").graph
     assert max(np.prod(one.dims) for one in graph.initializer if one.data_type == TensorProto.FLOAT) < table.size
