@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..runtime.folder import CTRANSLATE2, FILES, MODEL, ONNX, TASKS_OF, Folder
 from ..support.errors import LeapformerError
 from ..support.files import replacing_folder
+from ..support.lines import read_lines
 from ..support.options import flag
 from ..support.signature import signature
 
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
 
 SPEECH, LANGUAGE_MODEL, TEXT = ("leapformer_simulst", "leapformer_s2t"), ("leapformer_lm",), ("leapformer_nmt",)
 SYNTHESIS = ("leapformer_tts",)
+# Of models of several languages, in place of what the training was given:
+LANGUAGES = ("lang_dict", "lang_pairs", "fixed_dictionary", "encoder_langtok", "decoder_langtok")
 # Options that only some models have: the models, and the option's default.
 ONLY_FOR: dict[str, tuple[tuple[str, ...], str | None]] = {
     "config_yaml": (SPEECH, "config.yaml"),
     "pre_decision_ratio": (SPEECH, None),
     **dict.fromkeys(("sentencepiece_model", "bpe_codes", "moses"), ((*TEXT, *LANGUAGE_MODEL), None)),
+    **dict.fromkeys(("source_lang", "target_lang", *LANGUAGES), (TEXT, None)),
     "engine": (TEXT, ONNX),
 }
 
@@ -42,6 +46,13 @@ OPTIONS = """
 --bpe-codes FILE:path   of text: codes of subword-nmt or fastBPE, in place of a sentencepiece model
 --moses SOURCE-TARGET   of text: languages whose plain text is split into words as by Moses before that, such as en-de,
                         or en of a language model
+--source-lang, -s LANG  of a model of several languages: the one of a text of which nothing is said
+--target-lang, -t LANG  and the one to translate it into
+--lang-dict FILE        its languages, a line each (this and the next: default: as in the training)
+--lang-pairs PAIRS      those of the training, such as en-de,de-en, or a file that holds them
+--fixed-dictionary FILE  in place of those in --data
+--encoder-langtok (src|tgt)  the language whose token is put before a source
+--decoder-langtok       whether that of the target is put before it
 --quantize              round the weights of projections to 8 bits: a third of the size, and slightly other outputs, so
                         measure the loss in quality
 --check N:int = 0       compare with the checkpoint on N random sources: all hypotheses of beam 5; what is written while
@@ -92,7 +103,7 @@ def _check_options(args: argparse.Namespace, arch: str) -> None:
     """Raise LeapformerError for an option that this architecture would ignore."""
     for name, (kinds, default) in ONLY_FOR.items():
         value = getattr(args, name)
-        if value != default and not arch.startswith(kinds):
+        if (value or None) != default and not arch.startswith(kinds):
             raise LeapformerError(f"{flag(name)} {value} has no meaning for {arch}; leave it out")
 
 
@@ -100,7 +111,23 @@ def _loaded(args: argparse.Namespace, kinds: tuple[str, ...]) -> tuple[Any, Any]
     """The model, of one of these kinds, and its task."""
     from ..models.loading import load_model
 
-    return load_model(args.path, kinds, "export", {} if args.data is None else {"data": args.data})
+    model, task = load_model(args.path, kinds, "export", _overrides(args))
+    given = next((name for name in LANGUAGES if getattr(args, name)), None)
+    if given is not None and not getattr(task, "langs", None):
+        raise LeapformerError(f"{flag(given)}: {args.path} is no model of several languages; leave it out")
+    return model, task
+
+
+def _overrides(args: argparse.Namespace) -> dict[str, Any]:
+    """Options of the training to be replaced."""
+    found = {name: value for name in ("data", *LANGUAGES[:3]) if (value := getattr(args, name)) is not None}
+    if "lang_dict" in found:
+        found["langs"] = None  # which excludes it
+    if "lang_pairs" in found and Path(found["lang_pairs"]).is_file():
+        found["lang_pairs"] = "".join(read_lines(Path(found["lang_pairs"]), "--lang-pairs"))
+    if args.encoder_langtok or args.decoder_langtok:
+        found["langtoks"] = {"main": (args.encoder_langtok, "tgt" if args.decoder_langtok else None)}
+    return found
 
 
 def _origin(args: argparse.Namespace) -> dict[str, Any]:
@@ -117,6 +144,8 @@ def _text(args: argparse.Namespace, out: Path) -> Exported:
     export: Callable[..., Folder] = export_translation if hasattr(model, "encoder") else export_language_model
     if args.engine == CTRANSLATE2:
         export = functools.partial(export_to_ctranslate2, eight_bits=args.quantize)
+    if hasattr(model, "encoder"):
+        export = functools.partial(export, languages=(args.source_lang, args.target_lang))
     folder = export(model, task, out, signature(), _origin(args), _subwords(args))
     return folder, lambda exported: compared(model, task, exported, args.check)
 

@@ -12,13 +12,14 @@ from torch.utils.hooks import RemovableHandle
 
 from ..runtime.beam import Hypothesis, Search
 from ..runtime.folder import Folder
+from ..runtime.languages import marks_of
 from ..runtime.simul.exported import ExportedSystem
 from ..runtime.simul.times import ComputeTimes
 from ..runtime.spoken import Manner
 from ..runtime.translator import Translator
 from ..runtime.voice import ExportedVoice, kept
 from ..simul.system import TranslationSystem
-from .plain import sample_of
+from .plain import in_languages, pairs_of, sample_of
 from .synthesis import dropped
 
 LONGEST, MORE = 40, 20  # random sources have fewer tokens; a target may have this many more than its source
@@ -35,11 +36,13 @@ class Compared(NamedTuple):
 
 
 def compared(model: Any, task: Any, folder: Folder, count: int, beam: int = 5) -> Compared:
-    """Compare beam search in fairseq and in the runtime for `count` random lines: sources, or prompts.
+    """Compare beam search in fairseq and in the runtime for `count` random lines: sources, of all pairs of languages in
+    turn, or prompts.
 
     Both get plain text: random subwords are joined to text, then split and numbered again.
     """
     translator, words = Translator(folder.path), task.source_dictionary
+    pairs = [(None, None)] if folder.multilingual is None else pairs_of(task)
     rng = torch.Generator().manual_seed(1)
     options = Search(beam=beam, max_len_a=1.0, max_len_b=MORE)
     longest = model.max_decoder_positions()
@@ -47,7 +50,8 @@ def compared(model: Any, task: Any, folder: Folder, count: int, beam: int = 5) -
         [model], task.target_dictionary, beam_size=beam, max_len_a=1.0, max_len_b=MORE, max_len=longest
     )
     equal, error = 0, 0.0
-    for _ in range(count):
+    for number in range(count):
+        pair = pairs[number % len(pairs)]
         length = int(torch.randint(1, LONGEST, (1,), generator=rng))
         given = torch.randint(FIRST, len(words), (length,), generator=rng).tolist()
         pieces = translator.pieces(translator.joined([words[number] for number in given]))
@@ -55,10 +59,12 @@ def compared(model: Any, task: Any, folder: Folder, count: int, beam: int = 5) -
         if folder.language is not None:
             expected = _continued(generator, model, read[:-1].tolist(), folder.language.first)
         else:
-            sample = sample_of(task, read)
-            step = getattr(task, "inference_step", None)
-            expected = (generator.generate([model], sample) if step is None else step(generator, [model], sample))[0]
-        (hypotheses,) = translator.hypotheses([pieces], options)
+            with in_languages(task, *pair):
+                sample = sample_of(task, read)
+                step = getattr(task, "inference_step", None)
+                found = generator.generate([model], sample) if step is None else step(generator, [model], sample)
+            expected = found[0]
+        (hypotheses,) = translator.hypotheses([pieces], options, marks=marks_of(folder, *pair))
         equal += [theirs["tokens"].tolist() for theirs in expected] == [ours.tokens for ours in hypotheses]
         error = max([error, *_differences(expected, hypotheses)])
     return Compared(count, equal, error)

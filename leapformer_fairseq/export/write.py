@@ -64,7 +64,7 @@ from ..support.lines import write_lines
 from . import ctranslate2
 from .graphs import DecoderStep, Source
 from .language import Prompt
-from .plain import check_task, codes_of
+from .plain import check_task, codes_of, multilingual_of
 from .states import shapes_of, starts_of
 from .streaming import Listening, Writing
 from .synthesis import Phonemes, Refined, SpeechStep
@@ -85,23 +85,31 @@ class Subwords(NamedTuple):
 
 
 PLAIN = Subwords()
+Pair = tuple[str | None, str | None]  # languages of sources and targets
 SENTENCES, HYPOTHESES, LONGEST = 2, 3, 7  # sizes of the examples that are traced
 ANY = torch.export.Dim.DYNAMIC  # a size that must stay variable; export fails if the graph would fix it
 
 
 def export_translation(
-    model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any], subwords: Subwords = PLAIN
+    model: Any,
+    task: Any,
+    out: Path,
+    signature: str,
+    origin: dict[str, Any],
+    subwords: Subwords = PLAIN,
+    languages: Pair = (None, None),
 ) -> Folder:
     """Write the folder of a text translation model, graphs and all other files; `origin` as in `Folder`.
 
-    `subwords`: how plain text is split.
+    `subwords`: how plain text is split. `languages`: of a model of several, those of a text of which nothing is said.
     Raises LeapformerError for mechanisms and tasks that cannot be exported, or if a library is missing.
     """
-    check_task(task)
+    multilingual = multilingual_of(task, *languages)
     model = _frozen(model, out)
     write_source(Source(model), out)
     states = write_step(model.decoder, out)
-    return _complete(_translation(model, task, out, states, signature, origin), model, subwords)
+    folder = replace(_translation(model, task, out, states, signature, origin), multilingual=multilingual)
+    return _complete(folder, model, subwords)
 
 
 def _translation(
@@ -129,13 +137,15 @@ def export_to_ctranslate2(
     signature: str,
     origin: dict[str, Any],
     subwords: Subwords = PLAIN,
+    languages: Pair = (None, None),
     eight_bits: bool = False,
 ) -> Folder:
     """Write the folder of a text translation model for CTranslate2; `eight_bits`: round its weights to 8 bits.
 
     Raises LeapformerError for a model that it does not have, and if it is not installed.
     """
-    check_task(task)
+    if multilingual_of(task, *languages) is not None:
+        raise LeapformerError("--engine ctranslate2 translates between two languages; export with --engine onnx")
     model = _frozen(model, out)
     ctranslate2.write(model, out, eight_bits)
     folder = replace(_translation(model, task, out, {}, signature, origin), engine=CTRANSLATE2)

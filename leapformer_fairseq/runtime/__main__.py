@@ -13,6 +13,7 @@ from ..support.lines import decoded, read_lines, waiting
 from ..support.options import add_options, at_least, parse
 from .beam import Search
 from .folder import SPEECH, SYNTHESIS, Folder
+from .languages import marks_of
 from .translator import BATCH_TOKENS, Translator
 
 OPTIONS = f"""
@@ -21,6 +22,8 @@ folder DIR:path         an exported model; from or to speech: DIR --help tells m
 --max-len-a A:float = 0  a target has at most A times as many subwords as
 --max-len-b B:int = 200  its source, and B (default: 0 and 200)
 --length-penalty X:float = 1
+--source-lang, -s LANG  of a model of several languages
+--target-lang, -t LANG
 --nbest N:int = 1       print so many hypotheses of each line, one a line
 --scores                print the score before each, and a tab
 --prefixes FILE         with what the translation of each line begins
@@ -74,6 +77,8 @@ def _text(argv: list[str]) -> int:
     at_least(1, beam=args.beam, nbest=args.nbest, batch_tokens=args.batch_tokens)
     search = Search(args.beam, args.max_len_a, args.max_len_b, penalty=args.length_penalty)
     translator = Translator(args.folder, args.threads)
+    languages = {"source": args.source_lang, "target": args.target_lang}
+    marks_of(translator.folder, **languages)  # before anything is read
     prefixes = iter(() if args.prefixes is None else read_lines(args.prefixes, "--prefixes"))
     read, refused, unknown = 0, 0, Counter[str]()
     stdin: Any = sys.stdin.buffer  # which typeshed declares without read1
@@ -91,6 +96,7 @@ def _text(argv: list[str]) -> int:
             unknown.update(translator.unknown(pieces))
         begins = [next(prefixes, "") for _ in lines] if args.prefixes else []
         options: dict[str, Any] = {"nbest": args.nbest, "prefixes": begins, "batch_tokens": args.batch_tokens}
+        options |= languages
         for found in translator.translate(lines, search=search, **options):
             for one in found:
                 print(f"{one.score:.4f}\t{one.text}" if args.scores else one.text, flush=True)

@@ -36,15 +36,21 @@ class Hypothesis:
 
 
 def translate(
-    graphs: Graphs, sources: Sequence[Sequence[int]], options: Search, prefixes: Sequence[Sequence[int]] = ()
+    graphs: Graphs,
+    sources: Sequence[Sequence[int]],
+    options: Search,
+    prefixes: Sequence[Sequence[int]] = (),
+    first: int | None = None,
 ) -> list[list[Hypothesis]]:
     """The translations of each of B sources, which end with the end of sentence, best first.
 
-    `prefixes`: with which tokens the translations of each source begin; none: with any.
+    `prefixes`: with which tokens the translations of each source begin; none: with any. `first`: what they follow;
+    None: the end of sentence.
     """
     pad, width = graphs.folder.vocabularies["source"].pad, max(map(len, sources))
     tokens = np.array([[pad] * (width - len(source)) + list(source) for source in sources])  # on the left, as fairseq
-    return _search(graphs, graphs.read(tokens), list(map(len, sources)), options, prefixes=prefixes)
+    given = None if first is None else [first]
+    return _search(graphs, graphs.read(tokens), list(map(len, sources)), options, given, prefixes)
 
 
 def go_on(graphs: Graphs, prompt: Sequence[int], options: Search) -> list[Hypothesis]:

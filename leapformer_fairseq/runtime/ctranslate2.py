@@ -35,9 +35,13 @@ class CTranslate2:
             raise LeapformerError(f"{folder.path} cannot be read by CTranslate2 ({reason}); export it again") from error
 
     def translate(
-        self, sources: Sequence[Sequence[int]], options: Search, prefixes: Sequence[Sequence[int]] = ()
+        self,
+        sources: Sequence[Sequence[int]],
+        options: Search,
+        prefixes: Sequence[Sequence[int]] = (),
+        first: int | None = None,
     ) -> list[list[Hypothesis]]:
-        """As `beam.translate`."""
+        """As `beam.translate`; targets follow the end of sentence."""
         source, target = (self.folder.vocabularies[side] for side in ("source", "target"))
         limits = [int(len(given) * options.max_len_a + options.max_len_b) for given in sources]
         found: list[list[Hypothesis]] = [[] for _ in sources]
