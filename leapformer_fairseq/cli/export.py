@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +40,7 @@ ONLY_FOR: dict[str, tuple[tuple[str, ...], str | None]] = {
 
 OPTIONS = """
 --path CHECKPOINT!      a trained leapformer_nmt, _lm, _simulst, _s2t or _tts model
+--average               of several, FIRST.pt:SECOND.pt: one model of the means of their parameters
 --out DIR:path!         the graphs, vocabularies and model.json
 --data DIR              its dictionaries; of speech, the folder of its config yaml (default: as in the training)
 --config-yaml NAME = config.yaml  of speech, in --data
@@ -70,6 +74,36 @@ def run(args: argparse.Namespace) -> int:
         raise LeapformerError(f"--check {args.check}: give a number of sources, or 0 for no comparison")
     if args.engine not in TASKS_OF:
         raise LeapformerError(f"--engine {args.engine}: give one of {', '.join(TASKS_OF)}")
+    with _one_checkpoint(args.path.split(os.pathsep), args.average) as path:
+        return _export(argparse.Namespace(**{**vars(args), "path": path}))
+
+
+@contextmanager
+def _one_checkpoint(paths: list[str], average: bool) -> Iterator[str]:
+    """The only one of the paths, or a checkpoint with the mean of all. Raises LeapformerError for an ensemble."""
+    given = os.pathsep.join(paths)
+    if len(paths) == 1 or Path(given).is_file():
+        if average:
+            raise LeapformerError(f"--average: --path {given} is one file; give several, FIRST.pt:SECOND.pt")
+        yield given
+        return
+    for path in paths:
+        _architecture(path)  # whether it can be read
+    if not average:
+        raise LeapformerError(
+            f"--path {given}: a folder holds one model, not an ensemble; give --average for the mean of their "
+            "parameters, which suits checkpoints of one training"
+        )
+    from ..models.averaging import average_checkpoints, save_checkpoint
+
+    with tempfile.TemporaryDirectory() as folder:
+        mean = Path(folder) / Path(paths[-1]).name
+        save_checkpoint(average_checkpoints([Path(path) for path in paths]), mean)
+        yield str(mean)
+
+
+def _export(args: argparse.Namespace) -> int:
+    """As `run`, given one checkpoint."""
     arch = _architecture(args.path)
     _check_options(args, arch)
     exporters = {SPEECH: _speech, SYNTHESIS: _synthesis}

@@ -228,8 +228,9 @@ class Folder:
             if not isinstance(about, dict):
                 raise ValueError(f"{shown(about)} is no JSON object")
             if (version := about.get("format")) not in (FORMAT, NEWER):
-                known = f"{FORMAT} or {NEWER}"
-                raise LeapformerError(f"{path / MODEL} has format {shown(version)}, not {known}; export it again")
+                later = isinstance(version, int) and version > NEWER
+                remedy = "update leapformer-fairseq, which is older than the folder" if later else "export it again"
+                raise LeapformerError(f"{path / MODEL} has format {shown(version)}, not {FORMAT} or {NEWER}; {remedy}")
             if about.pop(HASH, None) != _hash(about):
                 raise ValueError("its content is not that of its hash")
             folder = _folder(path, about)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import sys
 from dataclasses import replace
@@ -45,7 +46,8 @@ def generated(path: Path, kind: str, pair: str, capsys) -> list[tuple[str, str, 
     out = capsys.readouterr().out
     sources = dict(re.findall(r"^S-(\d+)\t(.*)$", out, re.MULTILINE))
     lines = sorted(re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", out, re.MULTILINE), key=lambda line: int(line[0]))
-    return [(re.sub("__.*?__ ?", "", sources[number]).strip(), text, float(score)) for number, score, text in lines]
+    bits = [(sources[number], text, float(score)) for number, score, text in lines]
+    return [(re.sub("__.*?__ ?", "", source), text, score * math.log(2)) for source, text, score in bits]
 
 
 KINDS = ["source", *(pytest.param(kind, marks=pytest.mark.full) for kind in TOLD if kind != "source")]
