@@ -28,8 +28,8 @@ def marks_of(folder: Folder, source: str | None = None, target: str | None = Non
     if model is None:
         if given := source or target:
             raise LeapformerError(f"language {given}: {folder.path} is not told languages; leave it out")
-        ends = words["target"].eos
-        return Marks([], [words["source"].eos], ends, [])
+        end = words["target"].eos
+        return Marks([], [words.get("source", words["target"]).eos], end, [])
     symbols = {OF_SOURCE: _symbol(folder, OF_SOURCE, source), OF_TARGET: _symbol(folder, OF_TARGET, target)}
 
     def tokens(side: str, roles: list[str]) -> list[int]:
