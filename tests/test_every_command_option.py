@@ -406,8 +406,16 @@ KINDS = {"text": "leapformer_nmt", "synthesis": "leapformer_tts", "speech": "lea
 # option -> words with it, where it shows, and for which kinds of models it has a meaning
 EXPORT: dict[str, tuple[list[str], set[str], set[str]]] = {
     "--path": (["--path", "other.pt"], {"loaded"}, {*KINDS}),
+    "--average": (["--average", "--path", "one.pt:other.pt"], {"averaged"}, {*KINDS}),
     "--out": (["--out", "WORK/elsewhere"], {"elsewhere/graph"}, {*KINDS}),
     "--data": (["--data", "elsewhere"], {"loaded"}, {*KINDS}),
+    "--source-lang": (["--source-lang", "en"], {"languages"}, {"text"}),
+    "--target-lang": (["--target-lang", "en"], {"languages"}, {"text"}),
+    "--lang-dict": (["--lang-dict", "lines"], {"loaded"}, {"text"}),
+    "--lang-pairs": (["--lang-pairs", "en-de"], {"loaded"}, {"text"}),
+    "--fixed-dictionary": (["--fixed-dictionary", "lines"], {"loaded"}, {"text"}),
+    "--encoder-langtok": (["--encoder-langtok", "tgt"], {"loaded"}, {"text"}),
+    "--decoder-langtok": (["--decoder-langtok"], {"loaded"}, {"text"}),
     "--config-yaml": (["--config-yaml", "other.yaml"], {"loaded"}, {"speech"}),
     "--pre-decision-ratio": (["--pre-decision-ratio", "7"], {"loaded"}, {"speech"}),
     "--sentencepiece-model": (["--sentencepiece-model", "lines"], {"subwords"}, {"text"}),
@@ -432,15 +440,15 @@ def test_every_option_of_export_changes_what_is_exported_or_is_refused(
 ) -> None:
     seen: dict[str, Any] = {}
 
-    def written(model: Any, *given: Any, alignments: int | None = None) -> Any:
-        seen.update({} if alignments is None else {"alignments": alignments})
+    def written(model: Any, *given: Any, alignments: int | None = None, languages: Any = None) -> Any:
+        seen.update({} if alignments is None else {"alignments": alignments}, languages=languages)
         out = next(one for one in given if isinstance(one, Path))
         (out / "graph").write_text(str(model))
         if isinstance(given[-1], write.Subwords):
             seen["subwords"] = "-".join(map(str, given[-1])).replace("('en', 'de')", "en-de")
         return out
 
-    def to_ctranslate2(*given: Any, eight_bits: bool) -> Any:
+    def to_ctranslate2(*given: Any, eight_bits: bool, languages: Any) -> Any:
         seen["engine"] = "ctranslate2"
         return written(*given)
 
@@ -450,13 +458,18 @@ def test_every_option_of_export_changes_what_is_exported_or_is_refused(
 
     def load_model(*given: Any) -> Any:
         seen["loaded"] = given
-        return SimpleNamespace(encoder=None), None
+        return SimpleNamespace(encoder=None), SimpleNamespace(langs=["en"])
+
+    def average(paths: list[Path]) -> dict[str, Any]:
+        seen["averaged"] = ":".join(map(str, paths))
+        return {}
 
     monkeypatch.chdir(folder)
     texts(folder, lines="w1", more="w2")
     state = {"cfg": {"model": argparse.Namespace(arch=f"{KINDS[kind]}_tiny")}}
     monkeypatch.setattr("leapformer_fairseq.models.averaging.load_checkpoint", lambda path: state)
     monkeypatch.setattr("leapformer_fairseq.models.averaging.describe_checkpoint", lambda path: {})
+    monkeypatch.setattr("leapformer_fairseq.models.averaging.average_checkpoints", average)
     monkeypatch.setattr("leapformer_fairseq.models.loading.load_model", load_model)
     monkeypatch.setattr(loading, "load_system", lambda *given: seen.update(loaded=given))
     monkeypatch.setattr("leapformer_fairseq.runtime.voice.ExportedVoice", lambda folder: folder)
@@ -505,7 +518,9 @@ RUNTIME: dict[str, tuple[list[str], list[str], set[str]]] = {
     "--seed": ([], ["--seed", "7"], {"draws"}),
     "--nbest": ([], ["--nbest", "2"], {"nbest"}),
     "--scores": ([], ["--scores"], {"out"}),
-    "--alignments": ([], ["--alignments"], {"out", "alignments"}),
+    "--source-lang": ([], ["--source-lang", "en"], {"source"}),
+    "--target-lang": ([], ["--target-lang", "de"], {"target"}),
+    "--alignments": ([], ["--alignments"], {"alignments", "out"}),
     "--prefixes": ([], ["--prefixes", "prefixes"], {"prefixes"}),
     "--too-long": ([], ["--too-long", "cut"], {"out", "err", "status"}),
     "--batch-tokens": ([], ["--batch-tokens", "70"], {"batch_tokens"}),
@@ -530,6 +545,7 @@ def test_every_option_of_the_runtime_arrives(
     class Recorded:
         def __init__(self, folder: Path, threads: int) -> None:
             seen.update(folder=str(folder), threads=threads)
+            self.folder = folder
 
         def pieces(self, line: str, where: str, search: Search) -> list[str]:
             if len(line) > 9:
@@ -549,6 +565,7 @@ def test_every_option_of_the_runtime_arrives(
     texts(folder, prefixes="p1")
     monkeypatch.chdir(folder)
     monkeypatch.setattr(runtime_command, "Translator", Recorded)
+    monkeypatch.setattr(runtime_command, "marks_of", lambda *given: None)
     monkeypatch.setattr(runtime_command.Folder, "read", lambda path: SimpleNamespace(task="translation"))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
 

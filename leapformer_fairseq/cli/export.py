@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.folder import CTRANSLATE2, FILES, MODEL, ONNX, TASKS_OF, Folder
 from ..support.errors import LeapformerError
 from ..support.files import replacing_folder
+from ..support.lines import read_lines
 from ..support.options import flag
 from ..support.signature import signature
 
@@ -24,10 +28,13 @@ CONFIG = "config.yaml"
 SIMULTANEOUS, OFFLINE = ("leapformer_simulst",), ("leapformer_s2t", "leapformer_s2t_transformer")
 LANGUAGE_MODEL, TEXT, SYNTHESIS = ("leapformer_lm",), ("leapformer_nmt",), ("leapformer_tts",)
 SUBWORDS = "sentencepiece_model", "bpe_codes", "gpt2_bpe"
+# Of models of several languages, in place of what the training was given:
+LANGUAGES = ("lang_dict", "lang_pairs", "fixed_dictionary", "encoder_langtok", "decoder_langtok")
 # Options that only some models have: the models, and the option's default.
 ONLY_FOR: dict[str, tuple[tuple[str, ...], str | None]] = {
     **dict.fromkeys(("config_yaml", "pre_decision_ratio"), ((*SIMULTANEOUS, *OFFLINE), None)),
     **dict.fromkeys((*SUBWORDS, "moses"), ((*TEXT, *LANGUAGE_MODEL), None)),
+    **dict.fromkeys(("source_lang", "target_lang", *LANGUAGES), (TEXT, None)),
     "engine": ((*TEXT, *LANGUAGE_MODEL), ONNX),
     "alignments": ((*TEXT, *SIMULTANEOUS, *OFFLINE), None),
 }
@@ -35,6 +42,7 @@ ONLY_FOR: dict[str, tuple[tuple[str, ...], str | None]] = {
 
 OPTIONS = """
 --path CHECKPOINT!      a trained leapformer_nmt, _lm, _simulst, _s2t or _tts model; or a transformer of fairseq's own
+--average               of several, FIRST.pt:SECOND.pt: one model of the means of their parameters
 --out DIR:path!         the graphs, vocabularies and model.json
 --data DIR              its dictionaries; of speech, the folder of its config yaml (default: as in the training)
 --config-yaml NAME      of speech, in --data (default: config.yaml; of whole recordings as in the training)
@@ -47,6 +55,13 @@ OPTIONS = """
 --gpt2-bpe ENCODER VOCAB:path  or encoder.json and vocab.bpe of GPT-2, as for fairseq's --bpe gpt2
 --moses SOURCE-TARGET   of text: languages whose plain text is split into words as by Moses before that, such as en-de,
                         or en of a language model
+--source-lang, -s LANG  of a model of several languages: the one of a text of which nothing is said
+--target-lang, -t LANG  and the one to translate it into
+--lang-dict FILE        its languages, a line each (this and the next: default: as in the training)
+--lang-pairs PAIRS      those of the training, such as en-de,de-en, or a file that holds them
+--fixed-dictionary FILE  in place of those in --data
+--encoder-langtok (src|tgt)  the language whose token is put before a source
+--decoder-langtok       whether that of the target is put before it
 --quantize              round the weights of projections to 8 bits: a third of the size, and slightly other outputs, so
                         measure the loss in quality
 --check N:int = 0       compare with the checkpoint on N random sources: all hypotheses of beam 5; what is written while
@@ -66,6 +81,36 @@ def run(args: argparse.Namespace) -> int:
         raise LeapformerError(f"--engine {args.engine}: give one of {', '.join(TASKS_OF)}")
     if args.engine == CTRANSLATE2 and args.alignments is not None:
         raise LeapformerError(f"--alignments: --engine {CTRANSLATE2} has none; export with --engine {ONNX}")
+    with _one_checkpoint(args.path.split(os.pathsep), args.average) as path:
+        return _export(argparse.Namespace(**{**vars(args), "path": path}))
+
+
+@contextmanager
+def _one_checkpoint(paths: list[str], average: bool) -> Iterator[str]:
+    """The only one of the paths, or a checkpoint with the mean of all. Raises LeapformerError for an ensemble."""
+    given = os.pathsep.join(paths)
+    if len(paths) == 1 or Path(given).is_file():
+        if average:
+            raise LeapformerError(f"--average: --path {given} is one file; give several, FIRST.pt:SECOND.pt")
+        yield given
+        return
+    for path in paths:
+        _architecture(path)  # whether it can be read
+    if not average:
+        raise LeapformerError(
+            f"--path {given}: a folder holds one model, not an ensemble; give --average for the mean of their "
+            "parameters, which suits checkpoints of one training"
+        )
+    from ..models.averaging import average_checkpoints, save_checkpoint
+
+    with tempfile.TemporaryDirectory() as folder:
+        mean = Path(folder) / Path(paths[-1]).name
+        save_checkpoint(average_checkpoints([Path(path) for path in paths]), mean)
+        yield str(mean)
+
+
+def _export(args: argparse.Namespace) -> int:
+    """As `run`, given one checkpoint."""
     arch = _architecture(args.path)
     _check_options(args, arch)
     exporters = {SIMULTANEOUS: _speech, OFFLINE: _recordings, TEXT: _text, LANGUAGE_MODEL: _text, SYNTHESIS: _synthesis}
@@ -102,7 +147,7 @@ def _check_options(args: argparse.Namespace, arch: str) -> None:
     """Raise LeapformerError for an option that this architecture would ignore."""
     for name, (kinds, default) in ONLY_FOR.items():
         value = getattr(args, name)
-        if value != default and not arch.startswith(kinds):
+        if (None if value is False else value) != default and not arch.startswith(kinds):
             raise LeapformerError(f"{flag(name)} {value} has no meaning for {arch}; leave it out")
 
 
@@ -110,8 +155,24 @@ def _loaded(args: argparse.Namespace, kinds: tuple[str, ...]) -> tuple[Any, Any]
     """The model, of one of these kinds, and its task."""
     from ..models.loading import load_model
 
-    given = {name: getattr(args, name) for name in ("data", "config_yaml")}
-    return load_model(args.path, kinds, "export", {name: value for name, value in given.items() if value is not None})
+    model, task = load_model(args.path, kinds, "export", _overrides(args))
+    given = next((name for name in LANGUAGES if getattr(args, name)), None)
+    if given is not None and not getattr(task, "langs", None):
+        raise LeapformerError(f"{flag(given)}: {args.path} is no model of several languages; leave it out")
+    return model, task
+
+
+def _overrides(args: argparse.Namespace) -> dict[str, Any]:
+    """Options of the training to be replaced."""
+    names = ("data", "config_yaml", *LANGUAGES[:3])
+    found = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if "lang_dict" in found:
+        found["langs"] = None  # which excludes it
+    if "lang_pairs" in found and Path(found["lang_pairs"]).is_file():
+        found["lang_pairs"] = "".join(read_lines(Path(found["lang_pairs"]), "--lang-pairs"))
+    if args.encoder_langtok or args.decoder_langtok:
+        found["langtoks"] = {"main": (args.encoder_langtok, "tgt" if args.decoder_langtok else None)}
+    return found
 
 
 def _origin(args: argparse.Namespace) -> dict[str, Any]:
@@ -130,6 +191,8 @@ def _text(args: argparse.Namespace, out: Path) -> Exported:
         export = functools.partial(export_to_ctranslate2, eight_bits=args.quantize)
     elif args.alignments is not None:
         export = functools.partial(export, alignments=args.alignments)
+    if hasattr(model, "encoder"):
+        export = functools.partial(export, languages=(args.source_lang, args.target_lang))
     folder = export(model, task, out, signature(), _origin(args), _subwords(args))
     return folder, lambda exported: compared(model, task, exported, args.check)
 

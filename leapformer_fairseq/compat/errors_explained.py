@@ -160,10 +160,10 @@ def _unreadable_checkpoint(error: BaseException) -> str | None:
     inside = _locals(error, "fairseq.checkpoint_utils", "load_checkpoint_to_cpu")
     if inside is None or isinstance(error, OSError):  # a missing file says so itself
         return None
-    return f"{inside['path']} cannot be read as a fairseq checkpoint ({_reason(error)}); give one of fairseq-train"
+    return f"{inside['path']} cannot be read as a fairseq checkpoint ({reason_of(error)}); give one of fairseq-train"
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """What is wrong with a checkpoint file, on one line."""
     if isinstance(error, KeyError):
         return f"it holds no {error}"

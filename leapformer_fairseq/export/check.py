@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from ..runtime.beam import Hypothesis, Search
 from ..runtime.cmvn import Cmvn
 from ..runtime.folder import Folder
+from ..runtime.languages import marks_of
 from ..runtime.recordings import SpeechToText
 from ..runtime.simul.exported import ExportedSystem
 from ..runtime.simul.times import ComputeTimes
@@ -21,7 +22,7 @@ from ..runtime.spoken import Manner
 from ..runtime.translator import Translator
 from ..runtime.voice import ExportedVoice, kept
 from ..simul.system import TranslationSystem
-from .plain import sample_of
+from .plain import in_languages, pairs_of, sample_of
 from .synthesis import dropped
 
 LONGEST, MORE = 40, 20  # random sources have fewer tokens; a target may have this many more than its source
@@ -38,11 +39,13 @@ class Compared(NamedTuple):
 
 
 def compared(model: Any, task: Any, folder: Folder, count: int, beam: int = 5) -> Compared:
-    """Compare beam search in fairseq and in the runtime for `count` random lines: sources, or prompts.
+    """Compare beam search in fairseq and in the runtime for `count` random lines: sources, of all pairs of languages in
+    turn, or prompts.
 
     Both get plain text: random subwords are joined to text, then split and numbered again.
     """
     translator, words = Translator(folder.path), task.source_dictionary
+    pairs = [(None, None)] if folder.multilingual is None else pairs_of(task)
     rng = torch.Generator().manual_seed(1)
     options = Search(beam=beam, max_len_a=1.0, max_len_b=MORE)
     generator = SequenceGenerator(
@@ -50,19 +53,22 @@ def compared(model: Any, task: Any, folder: Folder, count: int, beam: int = 5) -
     )
     longest = min(LONGEST, folder.max_source or LONGEST)
     equal, error = 0, 0.0
-    for _ in range(count):
+    for number in range(count):
+        pair = pairs[number % len(pairs)]
         length = int(torch.randint(1, longest, (1,), generator=rng))
         given = torch.randint(FIRST, len(words), (length,), generator=rng).tolist()
-        symbols = [words[number] for number in given]
+        symbols = [words[one] for one in given]
         pieces = translator.pieces(translator.joined(symbols), search=options) or symbols[:1]  # of a text of spaces
         read = words.encode_line(" ".join(pieces), add_if_not_exist=False).long()
         if folder.language is not None:
             expected = _continued(generator, model, read[:-1].tolist(), folder.language.first)
         else:
-            sample = sample_of(task, read)
-            step = getattr(task, "inference_step", None)
-            expected = (generator.generate([model], sample) if step is None else step(generator, [model], sample))[0]
-        (hypotheses,) = translator.hypotheses([pieces], options)
+            with in_languages(task, *pair):
+                sample = sample_of(task, read)
+                step = getattr(task, "inference_step", None)
+                found = generator.generate([model], sample) if step is None else step(generator, [model], sample)
+            expected = found[0]
+        (hypotheses,) = translator.hypotheses([pieces], options, marks=marks_of(folder, *pair))
         equal += [theirs["tokens"].tolist() for theirs in expected] == [ours.tokens for ours in hypotheses]
         error = max([error, *_differences(expected, hypotheses)])
     return Compared(count, equal, error)

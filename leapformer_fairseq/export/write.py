@@ -70,7 +70,7 @@ from . import ctranslate2
 from .graphs import DecoderStep, Source
 from .language import Prompt
 from .layout import simplify
-from .plain import check_task
+from .plain import check_task, multilingual_of
 from .recordings import Recording, recordings_of, subwords_in
 from .states import Keys, keys_of, shapes_of, starts_of
 from .streaming import Listening, Writing
@@ -78,6 +78,7 @@ from .subwords import PLAIN, Subwords, check_subwords, codes_of
 from .synthesis import Phonemes, Refined, SpeechStep
 from .weights import share
 
+Pair = tuple[str | None, str | None]  # languages of sources and targets
 SENTENCES, HYPOTHESES, LONGEST = 2, 3, 7  # sizes of the examples that are traced
 SMALL = 1 / 4  # of the usual weight: smaller ones are not rounded, since rounding what they multiply costs more
 ANY = torch.export.Dim.DYNAMIC  # a size that must stay variable; export fails if the graph would fix it
@@ -90,16 +91,18 @@ def export_translation(
     signature: str,
     origin: dict[str, Any],
     subwords: Subwords = PLAIN,
+    languages: Pair = (None, None),
     alignments: int | None = None,
 ) -> Folder:
     """Write the folder of a text translation model, graphs and all other files; `origin` as in `Folder`.
 
-    `subwords`: how plain text is split. `alignments`: the decoder layer whose attention weights steps return, from 1,
-    or from the last one backwards, from -1.
+    `subwords`: how plain text is split. `languages`: of a model of several, those of a text of which nothing is said.
+    `alignments`: the decoder layer whose attention weights steps return, from 1, or from the last one backwards, from
+    -1.
     Raises LeapformerError for mechanisms and tasks that cannot be exported, for subwords of another vocabulary, or if a
     library is missing.
     """
-    folder = _translation(model, task, out, signature, origin, subwords)
+    folder = _translation(model, task, out, signature, origin, subwords, languages)
     keys = _keys(model, alignments)
     model = _frozen(model, out)
     write_source(Source(model, keys), out)
@@ -108,14 +111,20 @@ def export_translation(
 
 
 def _translation(
-    model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any], subwords: Subwords
+    model: Any,
+    task: Any,
+    out: Path,
+    signature: str,
+    origin: dict[str, Any],
+    subwords: Subwords,
+    languages: Pair,
 ) -> Folder:
     """What a folder of text translation says, whatever runs it, but for states."""
-    check_task(task)
+    multilingual = multilingual_of(task, *languages)
     check_subwords(subwords, task.source_dictionary.symbols)
     words = {"source": vocabulary(task.source_dictionary), "target": vocabulary(task.target_dictionary)}
     folder = Folder(out, TRANSLATION, {}, words, model.max_decoder_positions(), signature, origin)
-    return replace(folder, max_source=_longest_source(model))
+    return replace(folder, max_source=_longest_source(model), multilingual=multilingual)
 
 
 def _longest_source(model: Any) -> int | None:
@@ -134,14 +143,19 @@ def export_to_ctranslate2(
     signature: str,
     origin: dict[str, Any],
     subwords: Subwords = PLAIN,
+    languages: Pair = (None, None),
     eight_bits: bool = False,
 ) -> Folder:
     """Write the folder of a translation or language model for CTranslate2; `eight_bits`: round its weights to 8 bits.
 
     Raises LeapformerError for a model that it does not have, and if it is not installed.
     """
-    describe = _translation if hasattr(model, "encoder") else _language
-    about = describe(model, task, out, signature, origin, subwords)
+    if hasattr(model, "encoder"):
+        about = _translation(model, task, out, signature, origin, subwords, languages)
+    else:
+        about = _language(model, task, out, signature, origin, subwords)
+    if about.multilingual is not None:
+        raise LeapformerError("--engine ctranslate2 translates between two languages; export with --engine onnx")
     model = _frozen(model, out)
     ctranslate2.write(model, out, eight_bits)
     longest = ctranslate2.positions(model.decoder)

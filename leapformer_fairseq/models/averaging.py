@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import zipfile
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..compat.checkpoints import checkpoint_types
+from ..compat.errors_explained import reason_of
 from ..compat.trust import check_options
 from ..runtime.folder import Folder
 from ..support.errors import LeapformerError
@@ -85,15 +87,29 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """
     # Permanently, as in `compat`: leaving a `safe_globals` block would also forget the types that were allowed before.
     torch.serialization.add_safe_globals(checkpoint_types())
+    remedy = "give a checkpoint of fairseq-train"
+    if path.suffix == ".safetensors":
+        raise LeapformerError(f"{path} is a file of safetensors, which fairseq does not write; {remedy}")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # PyTorch before 1.6 wrote no archives, and the files of that time cannot be mapped.
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # torch, pickle and zipfile each raise their own types for a broken file
-        reason = " ".join(str(error).split())[:200]
-        raise LeapformerError(f"{path} cannot be read as a checkpoint ({reason})") from error
+        if _is_cut_off(path):
+            raise LeapformerError(f"{path} is cut off: an archive without its end; copy it again") from error
+        raise LeapformerError(f"{path} cannot be read as a checkpoint ({reason_of(error)}); {remedy}") from error
     if not isinstance(state, dict) or not isinstance(state.get("model"), Mapping):
-        raise LeapformerError(f"{path} holds no model; is it a fairseq checkpoint?")
+        names = ", ".join(map(str, list(state)[:2])) if isinstance(state, dict) else type(state).__name__
+        raise LeapformerError(f"{path} holds no model of fairseq, but {names[:100]}; {remedy}")
     check_options(str(path), state.get("args"), state.get("cfg"))
     return state
+
+
+def _is_cut_off(path: Path) -> bool:
+    """Whether a file begins as an archive of PyTorch, and does not end as one."""
+    if not path.is_file() or zipfile.is_zipfile(path):
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\x03\x04"
 
 
 def describe_checkpoint(path: str | Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from ..support.options import add_options, at_least, choice, parse
 from ..support.progress import Watch, progress, unwatched
 from .beam import Search
 from .folder import RECORDINGS, SPEECH, SYNTHESIS, Folder
+from .languages import marks_of
 from .recordings import SpeechToText
 from .translator import BATCH_TOKENS, EMPTY, Text, TooLong, Translator
 
@@ -43,6 +44,8 @@ folder DIR:path         an exported model; from or to speech: DIR --help tells m
 """
 OPTIONS = f"""
 {SEARCH}
+--source-lang, -s LANG  of a model of several languages
+--target-lang, -t LANG
 --alignments            print a tab behind each, and pairs of source and target subwords, as 0-0 1-1 (needs a folder
                          that was exported with --alignments)
 --prefixes FILE         with what the translation of each line begins
@@ -143,6 +146,7 @@ def _text(argv: list[str]) -> int:
     args, search = _options(OPTIONS, argv)
     at_least(1, batch_tokens=args.batch_tokens)
     translator = Translator(args.folder, args.threads)
+    marks_of(translator.folder, args.source_lang, args.target_lang)  # before anything is read
     shown = sys.stderr.isatty() and not (args.quiet or sys.stdout.isatty())
     with progress("runtime", "line") if shown else nullcontext(unwatched) as watch:
         return _translate(translator, search, args, watch, _line_count(sys.stdin.buffer) if shown else 0)
@@ -158,7 +162,7 @@ def _translate(translator: Translator, search: Search, args: argparse.Namespace,
         watch(done, total)
 
     options: dict[str, Any] = {"search": search, "nbest": args.nbest, "batch_tokens": args.batch_tokens}
-    options["alignments"] = args.alignments
+    options |= {"source": args.source_lang, "target": args.target_lang, "alignments": args.alignments}
     options |= {"seed": np.random.default_rng(args.seed), "watch": count}
     stdin: Any = sys.stdin.buffer  # which typeshed declares without read1
     for some in waiting(stdin):

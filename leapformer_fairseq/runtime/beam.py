@@ -63,7 +63,7 @@ class Search:
 class Hypothesis:
     """Tokens with the end of sentence, and the sum of their log-probabilities over length ** penalty.
 
-    `sources`: if alignments are wanted, the index of the source token that each attends to most, but not of the end.
+    `sources`: if alignments are wanted, the index of the source's subword that each but the end attends to most.
     """
 
     tokens: list[int]
@@ -77,18 +77,24 @@ def translate(
     options: Search,
     prefixes: Sequence[Sequence[int]] = (),
     chances: Sequence[np.random.Generator] = (),
-    alignments: bool = False,
+    around: tuple[int, int] | None = None,
+    first: int | None = None,
 ) -> list[list[Hypothesis]]:
     """The translations of each of B sources, which end with the end of sentence, best first.
 
     `prefixes`: with which tokens the translations of each source begin; none: with any. `chances`: of sampling, the
-    random numbers of each source. `alignments`: find the sources of their tokens; the folder must have attention
-    weights.
+    random numbers of each source. `around`: find the sources of their tokens, but none of so many at the beginning and
+    at the end of each source, such as the end of sentence; the folder must have attention weights. `first`: what
+    translations follow; None: the end of sentence.
     """
     pad, width = graphs.folder.vocabularies["source"].pad, max(map(len, sources))
     tokens = np.array([[pad] * (width - len(source)) + list(source) for source in sources])  # on the left, as fairseq
-    read, sizes = graphs.read(tokens), list(map(len, sources))
-    return _search(graphs, read, sizes, options, None, prefixes, chances, width if alignments else None)
+    seen = None
+    if around is not None:
+        begins = [width - len(source) + around[0] for source in sources]
+        seen = np.array([[begin <= place < width - around[1] for place in range(width)] for begin in begins])
+    given = None if first is None else [first]
+    return _search(graphs, graphs.read(tokens), list(map(len, sources)), options, given, prefixes, chances, seen)
 
 
 def transcribe(
@@ -120,11 +126,11 @@ def _search(
     given: Sequence[int] | None = None,
     prefixes: Sequence[Sequence[int]] = (),
     chances: Sequence[np.random.Generator] = (),
-    width: int | None = None,
+    seen: np.ndarray | None = None,
 ) -> list[list[Hypothesis]]:
     """`given`: the first tokens of all hypotheses; None: the end of sentence, with which fairseq starts a target.
 
-    `width`: of the padded sources, if alignments are wanted.
+    `seen`: if alignments are wanted, which tokens of the padded sources (B, S) they may point to, one range of each.
 
     Sentences that are finished leave the batch. A sample is a sentence of its own.
     """
@@ -145,11 +151,11 @@ def _search(
         sums += _adjusted(log_probs, options, target)[0, np.arange(len(begin) - 1), begin[1:]].sum()
         sums[:, 1:] = -np.inf  # else all hypotheses would be the same
     for position in range(len(begin), longest.max() + 2):
-        if width is None:
+        if seen is None:
             log_probs, states = graphs.step(written[:, :, -1], position, order, states, source)
         else:
             log_probs, weights, states = graphs.attending_step(written[:, :, -1], position, order, states, source)
-            attended = np.concatenate([attended, _attended(weights, np.array(sizes)[going], width)], 2)
+            attended = np.concatenate([attended, _attended(weights, seen[going])], 2)
         scores = _adjusted(log_probs, options, target)
         ends = position > longest[going]
         _only(scores, ends, target.eos)
@@ -212,16 +218,10 @@ def _adjusted(log_probs: np.ndarray, options: Search, words: Vocabulary) -> np.n
     return scores
 
 
-def _attended(weights: np.ndarray, sizes: np.ndarray, width: int) -> np.ndarray:
-    """The indices (B, R, 1) of the source tokens with the largest weights (B, R, S), apart from the end.
-
-    Sources of these `sizes`, with their ends, are padded on the left to `width`.
-    """
-    padding = width - sizes
-    places = np.arange(width)
-    seen = (places >= padding[:, None]) & (places < width - 1)
+def _attended(weights: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """The indices (B, R, 1) of the largest weights (B, R, S) among those `seen` (B, S), from the first of these."""
     best = np.where(seen[:, None], weights, -np.inf).argmax(2)
-    return (best - padding[:, None])[:, :, None]
+    return (best - seen.argmax(1)[:, None])[:, :, None]
 
 
 def _only(scores: np.ndarray, sentences: np.ndarray, token: int) -> None:

@@ -41,9 +41,10 @@ class CTranslate2:
         options: Search,
         prefixes: Sequence[Sequence[int]] = (),
         chances: Sequence[Any] = (),
-        alignments: bool = False,
+        around: tuple[int, int] | None = None,
+        first: int | None = None,
     ) -> list[list[Hypothesis]]:
-        """As `beam.translate`, without alignments and `chances`."""
+        """As `beam.translate`, without alignments and `chances`; targets follow the end of sentence."""
         source, target = (self.folder.vocabularies[side] for side in ("source", "target"))
         given = [source.words(list(numbers)) for numbers in sources]
         limits = [max(1, self._limit(numbers, options)) for numbers in sources]

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from ..support.errors import LeapformerError
 from ..support.files import write_json
 from .typed import dataclass_of, fits, shown
 
-FORMAT, NEWER = 5, 6  # 6: of folders in which states grow, of whole recordings, or of another engine
+FORMAT, NEWER = 5, 6  # 6: of folders in which states grow, of recordings, of several languages, or of another engine
 HASH = "sha256"  # key in model.json: the hash of its other values
 MODEL, WEIGHTS = "model.json", "weights.safetensors"
 SUBWORDS, CODES = "subwords.model", "subwords.codes"  # of sentencepiece; of BPE, as subword-nmt has them
@@ -58,6 +58,8 @@ Shapes = dict[str, list[int]]  # of states by name, without the dimension of hyp
 # The kinds of attention with states, and the vocabularies, of each task.
 SIDES = {**dict.fromkeys(GRAPHS, (SELF, CROSS)), SPEECH: (HEARD, SELF, CROSS)}
 WORDS = {**dict.fromkeys(GRAPHS, ("target",)), TRANSLATION: ("source", "target"), SYNTHESIS: ("source",)}
+# What the tokens are that a model of several languages reads and writes besides subwords.
+OF_SOURCE, OF_TARGET, END = "source", "target", "end"
 LARGEST, MOST = 2**28, 2**20  # most numbers in a state (1 GiB), and the largest size that a model may claim
 
 
@@ -163,6 +165,26 @@ class Language:
     segment: int
 
 
+@dataclass(frozen=True)
+class Multilingual:
+    """How a translation model is told the languages of a source and of its target.
+
+    tokens:         the symbol of each language, which both vocabularies have.
+    before, after:  what it reads around the subwords of a source, each `OF_SOURCE`, `OF_TARGET` or `END`.
+    first:          what precedes a target, one of the same.
+    begin:          with what a target begins, each one of the same.
+    source, target: the languages of a text of which nothing is said; None: it must be said.
+    """
+
+    tokens: dict[str, str]
+    before: list[str]
+    after: list[str]
+    first: str
+    begin: list[str]
+    source: str | None = None
+    target: str | None = None
+
+
 # What only models of some tasks have, by its name in `Folder` and in model.json.
 PARTS: dict[str, Any] = {"speech": Speech, "recordings": Recordings, "speaking": Speaking, "language": Language}
 PART_OF = {SPEECH: "speech", RECORDINGS: "recordings", SYNTHESIS: "speaking", LANGUAGE: "language"}
@@ -191,6 +213,7 @@ class Folder:
     max_source: most tokens of a source of text, or frames of a recording; None: any number.
     moses: languages of source and target, whose text is split into words as by Moses; None: it is not.
     alignments: the decoder layer whose attention weights the steps return, from 1; None: they return none.
+    multilingual: of a model of several languages, which it is told.
     engine: what runs it: `ONNX`, or `CTRANSLATE2`, which has its own states.
     files:  the other files by name; empty if unknown, as in a folder that is being written.
     """
@@ -209,6 +232,7 @@ class Folder:
     max_source: int | None = None
     moses: list[str] | None = None
     alignments: int | None = None
+    multilingual: Multilingual | None = None
     engine: str = ONNX
     starts: dict[str, list[Any]] = field(default_factory=dict)
     files: dict[str, Content] = field(default_factory=dict, compare=False)
@@ -228,8 +252,9 @@ class Folder:
             if not isinstance(about, dict):
                 raise ValueError(f"{shown(about)} is no JSON object")
             if (version := about.get("format")) not in (FORMAT, NEWER):
-                known = f"{FORMAT} or {NEWER}"
-                raise LeapformerError(f"{path / MODEL} has format {shown(version)}, not {known}; export it again")
+                later = isinstance(version, int) and version > NEWER
+                remedy = "update leapformer-fairseq, which is older than the folder" if later else "export it again"
+                raise LeapformerError(f"{path / MODEL} has format {shown(version)}, not {FORMAT} or {NEWER}; {remedy}")
             if about.pop(HASH, None) != _hash(about):
                 raise ValueError("its content is not that of its hash")
             folder = _folder(path, about)
@@ -252,12 +277,12 @@ class Folder:
 
     @property
     def is_newer(self) -> bool:
-        """Whether earlier versions cannot run it: states grow, or the task or the engine is a later one.
+        """Whether earlier versions cannot run it: states grow, or it has a later task or engine, or several languages.
 
         States grow wherever there are alignments.
         """
         grows = any(0 in shape for states in self.states.values() for shape in states.values())
-        return grows or self.task == RECORDINGS or self.engine != ONNX
+        return grows or self.task == RECORDINGS or self.multilingual is not None or self.engine != ONNX
 
     @property
     def layers(self) -> int:
@@ -304,6 +329,7 @@ class Folder:
             **({} if self.max_source is None else {"max_source": self.max_source}),
             **({} if self.moses is None else {"moses": self.moses}),
             **({} if self.alignments is None else {"alignments": self.alignments}),
+            **({} if self.multilingual is None else {"multilingual": asdict(self.multilingual)}),
             **({} if self.engine == ONNX else {"engine": self.engine}),
             "signature": self.signature,
             "checkpoint": self.origin,
@@ -404,6 +430,9 @@ def _wrong(folder: Folder) -> Iterator[str]:
         yield from _wrong_normal("recordings", recordings.mean, recordings.std, recordings.n_bins)
     if folder.speaking is not None:
         yield from _wrong_speaking(folder.speaking)
+    if folder.multilingual is not None:
+        yield from _unless((task, folder.engine) == (TRANSLATION, ONNX), "multilingual", folder.multilingual)
+        yield from _wrong_multilingual(folder.multilingual, folder.vocabularies.values())
     if folder.language is not None and target is not None:
         language, longest = folder.language, folder.language.longest
         yield from _unless(0 <= language.first < len(target.symbols), "language.first", language.first)
@@ -414,6 +443,17 @@ def _wrong(folder: Folder) -> Iterator[str]:
 def _part(task: str) -> Iterator[str]:
     if task in PART_OF:
         yield PART_OF[task]
+
+
+def _wrong_multilingual(model: Multilingual, vocabularies: Iterable[Vocabulary]) -> Iterator[str]:
+    for language, symbol in model.tokens.items():
+        known = all(words.number(symbol) != words.unk for words in vocabularies)
+        yield from _unless(known, f"multilingual.tokens.{shown(language)}", symbol)
+    for role in (*model.before, *model.after, model.first, *model.begin):
+        yield from _unless(role in (OF_SOURCE, OF_TARGET, END), "a token of multilingual", role)
+    for side in ("source", "target"):
+        language = getattr(model, side)
+        yield from _unless(language is None or language in model.tokens, f"multilingual.{side}", language)
 
 
 def _wrong_speech(speech: Speech, words: int) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -16,6 +16,7 @@ from .beam import Hypothesis, Search, go_on, translate
 from .ctranslate2 import CTranslate2
 from .engine import Graphs
 from .folder import CTRANSLATE2, LANGUAGE, TRANSLATION, Folder, Vocabulary
+from .languages import Marks, marks_of
 from .text import Joined, subwords_of
 
 T = TypeVar("T")
@@ -53,10 +54,11 @@ class Text(NamedTuple):
     alignment: Sequence[tuple[int, int]] = ()
 
     @classmethod
-    def of(cls, hypothesis: Hypothesis, target: Vocabulary, joined: Joined) -> Text:
-        """The text of a hypothesis, whose subwords `joined` joins."""
-        pieces = target.words(hypothesis.tokens)
-        pairs = [(source, place) for place, source in enumerate(hypothesis.sources)]
+    def of(cls, hypothesis: Hypothesis, target: Vocabulary, joined: Joined, told: Collection[int] = ()) -> Text:
+        """The text of a hypothesis, whose subwords `joined` joins. `told`: tokens of languages, which it has not."""
+        pieces = target.words([token for token in hypothesis.tokens if token not in told])
+        aligned = zip(hypothesis.tokens, hypothesis.sources, strict=False)  # the end has no source
+        pairs = [(source, place) for place, source in enumerate(one for token, one in aligned if token not in told)]
         return cls(joined(pieces), pieces, float(hypothesis.score), pairs)
 
 
@@ -98,6 +100,8 @@ class Translator:
         batch_tokens: int = BATCH_TOKENS,
         ahead: int = AHEAD,
         search: Search | None = None,
+        source: str | None = None,
+        target: str | None = None,
         seed: int | np.random.Generator = 1,
         cut: bool = False,
         watch: Callable[[int], object] = unwatched,
@@ -109,14 +113,17 @@ class Translator:
         alignments:   also of which subword of the line each one of a translation is one.
         batch_tokens: subwords of a batch of sources, with their padding; language models read line by line.
         ahead:        lines that are read at once, and sorted by length; memory grows with it.
+        source, target: languages, of a model of several; None: those of the folder.
         seed:         of sampling. What is drawn depends on it and on the number of the line, not on batches.
         cut:          read what can be read of a line that is too long.
         watch:        called with the number of lines when some of those that were read are done.
 
         The translation of an empty line is empty. Raises TooLong for a line that is too long for the model, and
-        LeapformerError for alignments if the folder has none.
+        LeapformerError for alignments if the folder has none, and for a language that it does not know.
         """
         options, chances = search or Search(), np.random.default_rng(seed)
+        marks = marks_of(self.folder, source, target)
+        told = {marks.first, *marks.begin}
         if prefixes and self.folder.task == LANGUAGE:
             raise LeapformerError(
                 f"prefixes: {self.folder.path} goes on with each line, which is the prefix; leave them out"
@@ -127,7 +134,7 @@ class Translator:
         while some := list(islice(numbered, ahead)):
             pieces = [line if isinstance(line, list) else self._read(line, options, cut) for line in some]
             yield from (
-                [Text.of(hypothesis, self._target, self.joined) for hypothesis in found[:nbest]] or [EMPTY]
+                [Text.of(hypothesis, self._target, self.joined, told) for hypothesis in found[:nbest]] or [EMPTY]
                 for found in self.hypotheses(
                     pieces,
                     options,
@@ -136,6 +143,7 @@ class Translator:
                     alignments,
                     chances.spawn(len(some)) if options.sampling else (),
                     watch,
+                    marks,
                 )
             )
             read += len(some)
@@ -145,15 +153,16 @@ class Translator:
 
         So is a prompt after which `search` has no token left to write.
         """
-        pieces, is_prompt = self._cut(line.strip()), self.folder.task == LANGUAGE
+        pieces, is_prompt, model = self._cut(line.strip()), self.folder.task == LANGUAGE, self.folder.multilingual
         limit = self._longest_prompt(search or Search()) if is_prompt else self.folder.max_source
-        if limit is None or len(pieces) < limit:
+        more = 1 if model is None else len(model.before) + len(model.after)
+        if limit is None or len(pieces) + more <= limit:
             return pieces
-        given = f"{where}{line.strip()[:30]!r}.. has {len(pieces) + (not is_prompt)} subwords"
+        given = f"{where}{line.strip()[:30]!r}.. has {len(pieces) + (0 if is_prompt else more)} subwords"
         if is_prompt:  # whose end says most about how it goes on, which may then become as long
             reason = f"{given}, and the text with it at most {limit} (--max-len-b, or the model); shorten it"
             raise TooLong(reason, pieces[len(pieces) - limit // 2 :])
-        raise TooLong(f"{given} with its end, and the model reads {limit}; divide it", pieces[: limit - 1])
+        raise TooLong(f"{given} with its end, and the model reads {limit}; divide it", pieces[: limit - more])
 
     def _longest_prompt(self, search: Search) -> int:
         """Most subwords of a prompt with one that follows."""
@@ -182,29 +191,36 @@ class Translator:
         alignments: bool = False,
         chances: Chances = (),
         watch: Callable[[int], object] = unwatched,
+        marks: Marks | None = None,
     ) -> list[list[Hypothesis]]:
         """All hypotheses for the `pieces` of each line; none for an empty line of a translation model.
 
-        `chances`: of sampling, the random numbers of each line. `watch`: as of `translate`.
+        `chances`: of sampling, the random numbers of each line. `watch`: as of `translate`. `marks`: of the languages,
+        with which tokens begin; None: those of the folder.
         """
         if alignments:
             self.folder.align_layer()
-        sources = [self._source.numbers(pieces) for pieces in lines]
+        numbers = [self._source.numbers(pieces)[:-1] for pieces in lines]
         found: list[list[Hypothesis]] = [[] for _ in lines]
         if self.folder.task == LANGUAGE:  # a prompt may be empty
-            for place, source in enumerate(sources):
-                found[place] = self._go_on(source[:-1], options, chances[place : place + 1])
+            for place, prompt in enumerate(numbers):
+                found[place] = self._go_on(prompt, options, chances[place : place + 1])
                 watch(1)
             return found
-        begins = [self._target.numbers(self._cut(prefix.strip()))[:-1] for prefix in prefixes]
-        order = [place for place, source in enumerate(sources) if len(source) > 1]
+        before, after, first, begin = marks or marks_of(self.folder)
+        around = (len(before), len(after)) if alignments else None
+        sources = [[*before, *line, *after] for line in numbers]
+        begins = [[*begin, *self._target.numbers(self._cut(prefix.strip()))[:-1]] for prefix in prefixes]
+        if begin and not begins:
+            begins = [begin] * len(lines)
+        order = [place for place, line in enumerate(numbers) if line]
         order.sort(key=lambda place: len(sources[place]))
         watch(len(sources) - len(order))
         while order:
             count = max(1, batch_tokens // len(sources[order[-1]]))  # the longest first: memory is largest at once
             batch, order = order[-count:], order[:-count]
             some = _those(begins, batch)
-            results = self._search(_those(sources, batch), options, some, _those(chances, batch), alignments)
+            results = self._search(_those(sources, batch), options, some, _those(chances, batch), around, first)
             for place, hypotheses in zip(batch, results, strict=True):
                 found[place] = hypotheses
             watch(len(batch))
