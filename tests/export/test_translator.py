@@ -279,7 +279,9 @@ def test_too_long_a_line_is_cut_if_that_is_chosen(translator, monkeypatch, capsy
 def prompts(max_target: int) -> Translator:
     """What reads prompts, without graphs."""
     reader: Translator = object.__new__(Translator)
-    reader.folder = SimpleNamespace(path="lm", task="language_modeling", max_target=max_target)  # type: ignore[assignment]
+    about = {"task": "language_modeling", "max_target": max_target, "multilingual": None}
+    about["vocabularies"] = {"target": SimpleNamespace(eos=2), "source": SimpleNamespace(eos=2)}
+    reader.folder = SimpleNamespace(path="lm", **about)  # type: ignore[assignment]
     reader._cut = str.split
     return reader
 
