@@ -36,7 +36,7 @@ from .folder import (
 
 Values = dict[str, Any]  # `OrtValue`s by name
 OLDEST = (1, 26)  # of onnxruntime with all operators that exported graphs may have
-AT_ONCE = 256  # tokens of a text per run; linear mechanisms compare all pairs of them
+AT_ONCE = 256  # tokens of a text per run; softmax compares all pairs of them
 
 
 def open_graph(graph: Path | bytes, threads: int = 1) -> Any:

@@ -80,7 +80,7 @@ QUICK_CASES = [Case(1, 2, 20, 20)]
 LENGTHS = {1: (10, 20, 50, 100, 200, 500, 1000, 2000, 4000), 5: (10, 20, 50, 100, 200, 500, 1000)}  # by beam
 QUICK_LENGTHS = {2: (10, 20)}
 PROMPTS, QUICK_PROMPTS = (16, 64, 256, 1024), (20,)
-READERS = ("leap", "gated-delta")  # exported prompts: all pairs, and a loop over tokens
+READERS = ("leap", "gated-delta")  # in exported prompts an operator that goes from token to token
 __all__ = ["disagreement"]  # required by `leapformer bench`
 
 
