@@ -266,9 +266,10 @@ class AttentionBlock(nn.Module):
         In self-attention they are written to the memory's state, in cross-attention they read it. The second result
         are the weights (B, H, 1, S) if the memory has the keys.
         """
+        state = memory.state
+        assert state is not None
         if memory.rows is not None:
-            assert memory.state is not None
-            out, memory.state = memory.rows(x, memory.state)
+            out, memory.state = memory.rows(x, state)
             return self.out_proj(out.flatten(1)), None
         needs, tokens = self.mechanism.capabilities, memory.tokens(1, None, x.device)
         if needs.needs_inputs or needs.needs_query_inputs:
@@ -277,8 +278,7 @@ class AttentionBlock(nn.Module):
         def heads(projection: nn.Linear) -> Tensor:
             return projection(x).view(-1, self.num_heads, 1, projection.out_features // self.num_heads)
 
-        q, state, weights = heads(self.q_proj), memory.state, None
-        assert state is not None
+        q, weights = heads(self.q_proj), None
         if self.crosses:
             out = self.mechanism.read_shared(state, q, tokens, memory.shared)
             if memory.keys is not None:

@@ -15,6 +15,7 @@ from .capabilities import Capabilities
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
 from .mechanism import Inputs, Mechanism, State
 from .ops import dispatch
+from .ops.packing import packed, unpacked
 from .ops.precision import accumulated, without_autocast
 from .registry import register
 from .tokens import TokenInfo
@@ -270,7 +271,7 @@ class Softmax(CachedMechanism):
         x, cache = Inputs(q, k, v, query, key, mask), state.of(Cache)
         if not dispatch.is_exported() or not x.in_step or not isinstance(cache, GraphCache) or cache.real is not None:
             return super().loop(state, *x)
-        out, k, v = _one_operator(q, (_packed(k), _packed(v)), (cache.k, cache.v))
+        out, k, v = _one_operator(q, (packed(k), packed(v)), (cache.k, cache.v))
         return out, GraphCache(k, v)
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout: float) -> Tensor:
@@ -317,7 +318,7 @@ def _one_operator(
     value_dim = (before or keys)[1].shape[3]
     shapes = [(batch, count, heads * value_dim), *after]
     mask = None if keep is None else keep.to(torch.int32)
-    given = [_packed(q), *keys, None, mask, None, *before]
+    given = [packed(q), *keys, None, mask, None, *before]
     out, *both = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::MultiHeadAttention",
         given,
@@ -326,17 +327,8 @@ def _one_operator(
         shapes=shapes,
         version=1,
     )
-    alone = dispatch.is_one(count)
-    out = out.view(-1, heads, 1, value_dim) if alone else out.unflatten(2, (heads, -1)).transpose(1, 2)
     k, v = both or keys
-    return out, k, v
-
-
-def _packed(x: Tensor) -> Tensor:
-    """Tokens (B, H, T, D) as (B, T, H D)."""
-    if dispatch.is_one(x.shape[2]):
-        return x.reshape(-1, 1, x.shape[1] * x.shape[3])
-    return x.transpose(1, 2).flatten(2)
+    return unpacked(out, heads, count, value_dim), k, v
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:

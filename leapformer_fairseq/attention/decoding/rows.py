@@ -47,7 +47,7 @@ class RowsStep:
 
     def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """What the heads read, (B, H, 1, E), and the new state, for tokens x (B, C)."""
-        rows = projected = torch.addmm(self.project[1], x, self.project[0])
+        projected = torch.addmm(self.project[1], x, self.project[0])
         active = projected.relu()
         rows = projected if self.kernel.raw else active
         for weight, bias in self.layers:
@@ -70,10 +70,9 @@ def _joined(networks: Sequence[Network], heads: int) -> list[Layer]:
 
     Networks that the heads share read one head at a time and are side by side in the first of two layers.
     """
-    first, *others = (list(zip(network.weights, network.biases, strict=True)) for network in networks)
-    count, layers, outside = len(first), list[Layer](), (0, 0)
+    count, layers, outside = len(networks[0].weights), list[Layer](), (0, 0)
     for i in range(count):
-        sides = [first[i], *(other[i] for other in others)]
+        sides: list[Layer] = [(network.weights[i], network.biases[i]) for network in networks]
         if i + 1 == count:
             sides = [(torch.cat([w, -w], -1), torch.cat([b, -b], -1)) for w, b in sides]
         elif networks[0].shared:

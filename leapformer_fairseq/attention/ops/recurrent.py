@@ -43,6 +43,7 @@ from ..masks import ChunkMask, Mask, visible
 from . import dispatch, linear
 from .linear import read_state, state_of
 from .loops import over_tokens
+from .packing import packed, unpacked
 from .segments import first_order
 
 LITTLE = 40.0  # largest exponent: (e^40)^2 times any feature is far below the largest float32
@@ -119,17 +120,11 @@ def _one_operator(state: Tensor, keys: Written, queries: Tensor) -> tuple[Tensor
     """`loop` as an operator of onnxruntime (from 1.26), `LinearAttention`, whose tokens are (B, S, H F)."""
 
     batch, heads, count, _ = queries.shape
-    alone = dispatch.is_one(count)
-
-    def packed(x: Tensor | None) -> Tensor | None:
-        if x is None:
-            return None
-        return x.reshape(-1, 1, heads * x.shape[3]) if alone else x.transpose(1, 2).flatten(2)
-
+    decay, strength = (None if x is None else packed(x) for x in keys[2:])
     rule = {(False, False): "linear", (True, False): "gated", (False, True): "delta", (True, True): "gated_delta"}
-    after, out = torch.onnx.ops.symbolic_multi_out(
+    out, after = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::LinearAttention",
-        [*map(packed, (queries, keys.k, keys.v)), state, *map(packed, (keys.decay, keys.strength))],
+        [*map(packed, (queries, keys.k, keys.v)), state, decay, strength],
         {
             "q_num_heads": heads,
             "kv_num_heads": heads,
@@ -139,9 +134,8 @@ def _one_operator(state: Tensor, keys: Written, queries: Tensor) -> tuple[Tensor
         dtypes=(torch.float32, torch.float32),
         shapes=((batch, count, heads * state.shape[-1]), state.shape),
         version=1,
-    )[::-1]
-    out = out.reshape(-1, heads, 1, state.shape[-1]) if alone else out.unflatten(2, (heads, -1)).transpose(1, 2)
-    return after, out
+    )
+    return after, unpacked(out, heads, count, state.shape[-1])
 
 
 def sums(q: Tensor, keys: Written, first: Tensor, mask: Mask, block: int = 64) -> tuple[Tensor, Tensor]:
