@@ -39,7 +39,7 @@ setup(
     package_data={
         "leapformer_fairseq": [
             "py.typed",
-            "attention/decoding/cpu/*.c",
+            "attention/ops/cpu/*.[ch]",
             "data/corpus/language/*.yaml",
             "runtime/*.onnx",
             "runtime/acoustics/fbank.onnx",

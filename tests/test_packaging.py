@@ -283,7 +283,7 @@ def test_the_wheel_is_small_and_the_source_is_whole(built):
     assert set(requires) == BASE
     needed = {"configs/tables.yaml", "configs/multi30k/small.yaml", f"{PACKAGE}/studies/lra/protocols/luna.yaml"}
     needed |= {f"{PACKAGE}/data/corpus/language/words.yaml", f"{PACKAGE}/data/corpus/language/grammar.yaml"}
-    assert needed | {f"{PACKAGE}/attention/decoding/cpu/linear_step.c", f"{PACKAGE}/py.typed"} <= names
+    assert needed | {f"{PACKAGE}/attention/ops/cpu/linear_step.c", f"{PACKAGE}/py.typed"} <= names
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Descriptions of mechanisms, from which `decoding` chooses the fused step of one token.
+"""Descriptions of mechanisms, from which fused computations are chosen: the step of one token, and whole sequences.
 
 A mechanism returns one of them from `Mechanism.kernel`; it does not know how the step is computed.
 
@@ -24,6 +24,13 @@ class Network(Protocol):
     biases: nn.ParameterList
     shared: bool
 
+    @property
+    def hidden(self) -> int:
+        """The width of the hidden layer; 0: none."""
+
+    def packed(self) -> Tensor:
+        """All parameters as one row per network, (1 or H, numbers): weight (D, hidden), bias, and the last layer's."""
+
 
 class Projections(NamedTuple):
     """The projections of a block; `k` and `v` are None in cross-attention, whose keys are already in the state."""
@@ -40,8 +47,8 @@ class LinearKernel:
 
     floor:      lower bound of the normalizer.
     networks:   proportion networks of queries and of keys. They read activated vectors, or, if `raw`, projected ones.
-    proportion: maps a position (from 1) and the lengths (B,) of the sequences, None if unknown, to proportions (B or
-                1,).
+    proportion: maps positions (B or 1, T), from 1, and the lengths (B,) of the sequences, None if unknown, to
+                proportions (B or 1, T).
     rotation:   maps a position to cosine and sine for each leading pair of dimensions, (pairs, 2). The normalizer uses
                 the features before the rotation.
     gate:       the forget gate of each head, G = H.
@@ -51,7 +58,7 @@ class LinearKernel:
     floor: float
     networks: Sequence[Network] = ()
     raw: bool = False
-    proportion: Callable[[int, Tensor | None], Tensor] | None = None
+    proportion: Callable[[Tensor, Tensor | None], Tensor] | None = None
     rotation: Callable[[int], Tensor] | None = None
     gate: Affine | None = None
 

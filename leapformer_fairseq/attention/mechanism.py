@@ -60,6 +60,11 @@ def shown(q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mas
     return Inputs(q, k[:, :, :keys], v[:, :, :keys], query, key.narrow(0, keys), with_state(mask))
 
 
+def without_unseen(x: Inputs) -> Inputs:
+    """The same without keys that no query sees; itself if there are none, since the gradient of a slice is a copy."""
+    return x if seen(x.mask, x.q.shape[2], x.k.shape[2]) == x.k.shape[2] else shown(*x)
+
+
 def folded(x: Tensor, shared: int) -> Tensor:
     """Tokens (B * shared, H, T, D) of neighbouring batch entries as those of one sequence, (B, H, shared * T, D)."""
     if dispatch.is_one(x.shape[2]):  # fewer changes of layout in a graph
@@ -370,7 +375,10 @@ class Mechanism(nn.Module):
         if not q.shape[2] or not k.shape[2]:
             return _nothing(q, k, v)
         mask = with_state(mask) if self.capabilities.constant_state else mask
-        x = Inputs(q, _cleared(k, key), _cleared(v, key), query.cleared(), key.cleared(), mask)
+        x = Inputs(q, k, v, query.cleared(), key.cleared(), mask)
+        if execution in ("auto", "scan") and (out := self._whole(x)) is not None:
+            return out
+        x = x._replace(k=_cleared(k, key), v=_cleared(v, key))
         transformed = dispatch.is_transformed()  # by torch.func, which does not support custom backward passes
         if execution in ("scan", "loop") and transformed:
             raise LeapformerError("torch.func and vmap work with execution='reference' only; choose that, or 'auto'")
@@ -494,6 +502,10 @@ class Mechanism(nn.Module):
     def dropping(self) -> float:
         """The dropout probability of weights, 0 outside training."""
         return self.dropout if self.training else 0.0
+
+    def _whole(self, x: Inputs) -> Tensor | None:
+        """The output by a kernel for whole sequences, which skips padding, whatever it holds; None: by other means."""
+        return None
 
     def _few_pairs(self, x: Inputs) -> bool:
         """Whether all pairs of queries and keys are less work than the states of a scan."""

@@ -58,7 +58,7 @@ def _print_dispatch() -> None:
 
     import torch
 
-    from ..attention.decoding import cpu
+    from ..attention.ops import cpu
     from ..attention.ops import dispatch
 
     step = "compiled" if cpu.step() is not None else f"in PyTorch (no C compiler, or {cpu.SWITCH}=0)"

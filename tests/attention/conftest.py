@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leapformer_fairseq.attention.decoding import cpu as native
+from leapformer_fairseq.attention.ops import cpu as native
 
 
 @pytest.fixture(params=["C", "torch"])

@@ -35,7 +35,7 @@ from leapformer_fairseq.attention import (
     step_of,
 )
 from leapformer_fairseq.attention.bidirectional.base import Bidirectional
-from leapformer_fairseq.attention.decoding import cpu as native
+from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.attention.decoding.linear import LinearStep
 from leapformer_fairseq.attention.linear import base as linear_base
 from leapformer_fairseq.attention.ops import dispatch, linear, segments

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from leapformer_fairseq.attention import CAUSAL, Carry, Projections, TokenInfo, build, step_of
-from leapformer_fairseq.attention.decoding import cpu as native
+from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.support.errors import LeapformerError
 
 from .cases import DIM, HEADS, attend, empty, heads, joined, scanned, written

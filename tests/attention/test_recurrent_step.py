@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from leapformer_fairseq.attention import Projections, TokenInfo, step_of
-from leapformer_fairseq.attention.decoding import cpu as native
+from leapformer_fairseq.attention.ops import cpu as native
 
 from .cases import OURS, RECURRENT, build, empty, scanned, written
 from .cases import VARIANTS as CONVOLVED

@@ -13,7 +13,7 @@ from torch import nn
 
 from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Projections, TokenInfo, step_of
 from leapformer_fairseq.attention.bounded.sums import SlotSums
-from leapformer_fairseq.attention.decoding import cpu as native
+from leapformer_fairseq.attention.ops import cpu as native
 
 from ..covering import covering
 from . import cases

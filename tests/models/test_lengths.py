@@ -11,7 +11,7 @@ import torch
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.criterions.tacotron2_loss import Tacotron2Criterion
 
-from leapformer_fairseq.attention.decoding import cpu as native
+from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.criterions.with_length import LabelSmoothedCrossEntropyWithLength, Tacotron2WithLength
 from leapformer_fairseq.modules import attentions
 from leapformer_fairseq.support.errors import LeapformerError

@@ -12,7 +12,7 @@ import torch
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
-from leapformer_fairseq.attention.decoding import cpu as native
+from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.models.lm import ANY_LENGTH
 from leapformer_fairseq.models.task import adapt
 from leapformer_fairseq.modules import attentions

@@ -8,7 +8,7 @@ from fairseq import search
 from fairseq.optim.adam import Adam
 from fairseq.sequence_generator import EnsembleModel, SequenceGenerator, SequenceGeneratorWithAlignment
 
-from leapformer_fairseq.attention.decoding import cpu as native
+from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.modules import attentions
 from leapformer_fairseq.support.errors import LeapformerError
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from leapformer_fairseq.attention.decoding import cpu as native
+from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.models.streaming_encoder import ArrivingSource
 from leapformer_fairseq.modules import MechanismAttention
 from leapformer_fairseq.runtime.audio import fbank

@@ -192,7 +192,7 @@ def test_a_stream_is_read_as_a_file():
 # files of the system and messages of programs, which are no text of a user, and fairseq's cuts of a file, in bytes
 MACHINE = {
     "support/signature.py", "support/memory.py", "support/errors.py", "compat/errors_explained.py",
-    "attention/decoding/cpu/__init__.py", "studies/benchmarks/gpu.py", "studies/benchmarks/gpu_cases.py",
+    "attention/ops/cpu/__init__.py", "studies/benchmarks/gpu.py", "studies/benchmarks/gpu_cases.py",
     "scoring/quality.py", "scoring/alignment.py", "support/options.py", "scoring/figure.py", "studies/trainings.py",
     "cli/score_talks.py",
     "compat/data.py",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..kernels import FEATURES, Projections, RecurrentKernel
 from ..mechanism import Mechanism
-from . import cpu
+from ..ops import cpu
 from .step import Step
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ..kernels import LinearKernel, Network, Projections
 from ..linear.base import SeparateState
-from ..linear.reweighting import right_angle
 from ..mechanism import Mechanism, State
+from ..ops.precision import right_angle
 from ..ops.recurrent import Written
 from .step import affine
 

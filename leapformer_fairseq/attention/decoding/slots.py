@@ -19,7 +19,7 @@ from ..bounded.sums import SlotSums
 from ..kernels import PackedKernel, Projections, Reading, SlotKernel
 from ..mechanism import Mechanism
 from ..tokens import TokenInfo
-from . import cpu
+from ..ops import cpu
 from .step import Step
 
 # How many positions' controls are computed together: one at a time, each would take longer than the rest of a step.

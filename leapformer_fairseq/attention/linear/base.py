@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from ...support.errors import LeapformerError
+from ..kernels import LinearKernel
 from ..masks import ChunkMask, Mask, with_state
-from ..mechanism import Inputs, Mechanism, State, folded, shown, unfolded
-from ..ops import dispatch, linear, recurrent
-from ..ops.precision import accumulated, in_float32, without_autocast
+from ..mechanism import Inputs, Mechanism, State, folded, shown, unfolded, without_unseen
+from ..ops import dispatch, linear, recurrent, scan
+from ..ops.precision import accumulated, in_float32, right_angle, without_autocast
 from ..ops.recurrent import Written
 from ..ops.segments import Saved
 from ..options import Option
@@ -177,6 +178,13 @@ class LinearMechanism(Mechanism):
     def map_keys(self, x: Tensor, tokens: TokenInfo) -> Features:
         """Features of keys (B, H, S, D); each token is mapped independently. The caller masks padding."""
 
+    def feature_map(self) -> LinearKernel | None:
+        """The description of both maps, with which kernels compute them; None: they are computed in PyTorch."""
+        return None
+
+    def kernel(self) -> LinearKernel | None:
+        return self.feature_map()
+
     def init_state(
         self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
     ) -> LinearState:
@@ -188,6 +196,9 @@ class LinearMechanism(Mechanism):
         return SeparateState.of_joined(self.init_state(batch, value_dim, like, key, mask))
 
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> LinearState:
+        x = Inputs(k[:, :, :0], k, v, key, key, None)
+        if k.shape[2] > 1 and (done := self._by_kernel(state, x)) is not None:
+            return done[1]
         with without_autocast(k.device):
             return LinearState(_added(_kv(state), self._keys(k, key), v))
 
@@ -195,7 +206,11 @@ class LinearMechanism(Mechanism):
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
         if isinstance(state, SeparateState):
             return self.read_shared(state, q, query, 1)
-        return linear.normalize(_read(_kv(state), self._queries(q, query)), self.normalizer_floor)
+        kv = _kv(state)
+        x = Inputs(q, q[:, :, :0], kv[:, :, :0, :-1], query, query, None)  # without keys
+        if q.shape[2] > 1 and (done := self._by_kernel(state, x)) is not None:
+            return done[0]
+        return linear.normalize(_read(kv, self._queries(q, query)), self.normalizer_floor)
 
     def read_shared(self, state: State, q: Tensor, query: TokenInfo, shared: int) -> Tensor:
         if not isinstance(state, SeparateState):
@@ -231,6 +246,8 @@ class LinearMechanism(Mechanism):
 
     def _segment(self, state: State, x: Inputs, saved: Saved | None = None) -> tuple[Tensor | None, LinearState]:
         q, k, v, query, key, mask = x
+        if (done := self._by_kernel(state, x)) is not None:
+            return done
         kv = _kv(state)
         if saved is None and mask is not None and q.shape[2] and k.shape[2] and self._few_pairs(x):
             return self._by_pairs(kv, x)
@@ -240,6 +257,36 @@ class LinearMechanism(Mechanism):
                 return None, LinearState(_added(kv, fk, v))
             sums, kv = _sums(kv, self._queries(q, query), fk, v, mask)
             return linear.normalize(sums, self.normalizer_floor, v.dtype, saved=saved), LinearState(kv)
+
+    def _whole(self, x: Inputs) -> Tensor | None:
+        done = self._by_description(None, without_unseen(x))
+        return None if done is None else done[0]
+
+    def _by_description(self, state: State | None, x: Inputs) -> tuple[Tensor, Tensor] | None:
+        """`_by_kernel` from vectors before they are mapped: a state of None is empty."""
+        described = self.feature_map()
+        return None if described is None else scan_described(described, state, x)
+
+    def _by_kernel(self, state: State, x: Inputs) -> tuple[Tensor, LinearState] | None:
+        """`_segment` by the kernel in C; None if it does not run here."""
+        q, k, v, query, key, mask = x
+        if (done := self._by_description(state, x)) is not None:
+            return done[0], LinearState(done[1])
+        kv, v = _kv(state), accumulated(v)
+        if not scan.runs(accumulated(q), accumulated(k), v, kv):
+            return None
+        floor = self.normalizer_floor
+        with without_autocast(q.device):
+            fq, fk = self._queries(q, query), self._keys(k, key)
+            if fq.norm is None or fk.norm is None:
+                out, kv = scan.scan(fq.expanded(), fk.expanded(), v, mask, floor=floor, keep=key.keep, first=kv)
+            else:
+                sums, sums_kv = scan.scan(fq.x, fk.x, v, mask, keep=key.keep, first=kv[..., :-1])
+                ones = v.new_ones(*v.shape[:3], 1)
+                totals, totals_kv = scan.scan(fq.norm, fk.norm, ones, mask, keep=key.keep, first=kv[..., -1:])
+                out = linear.normalize(torch.cat([sums, totals], -1), floor)
+                kv = torch.cat([sums_kv, totals_kv], -1)
+        return out.to(x.v.dtype), LinearState(kv)
 
     def _by_pairs(self, kv: Tensor, x: Inputs) -> tuple[Tensor, LinearState]:
         """`scan`, but comparing all pairs of these queries and keys."""
@@ -268,6 +315,40 @@ class LinearMechanism(Mechanism):
         """Features of keys, zero at padding. Features are masked, not keys: phi(0) is not 0 for every map."""
         features = checked_features("map_keys", self.map_keys(accumulated(k), tokens), self.features, k)
         return features if tokens.keep is None else features.kept(tokens.keep)
+
+
+def scan_described(
+    kernel: LinearKernel, state: State | None, x: Inputs, decay: Tensor | None = None
+) -> tuple[Tensor, Tensor] | None:
+    """Weighted means (B, H, T, E) and K^T [V, 1] after a state (None: an empty one), by the kernel in C.
+
+    `decay` are log-decays, (B, H, S, 1), 0 at padding. None if the kernel does not run here, or does not know the map.
+    """
+    q, k, v, query, key, mask = x
+    first = None if state is None else _kv(state)
+    q, k, v = map(accumulated, (q, k, v))
+    if kernel.rotation is not None or not scan.runs(q, k, v, *([] if first is None else [first])):
+        return None
+    features = scan.Map(kernel.activation)
+    with without_autocast(q.device):
+        if kernel.proportion is not None:
+            query_turns, key_turns = (
+                _turns(kernel.proportion(side.positions, side.lengths).to(q.dtype)) for side in (query, key)
+            )
+            features = features._replace(turns=(query_turns, key_turns))
+        elif kernel.networks:
+            queries, keys = kernel.networks
+            features = features._replace(
+                networks=(queries.packed(), keys.packed()), hidden=queries.hidden, raw=kernel.raw
+            )
+        out, last = scan.scan(q, k, v, mask, features, floor=kernel.floor, decay=decay, keep=key.keep, first=first)
+    return out.to(x.v.dtype), last
+
+
+def _turns(proportions: Tensor) -> Tensor:
+    """Cosine and sine of tokens, (B or 1, 1, T, 2), given their proportions (B or 1, T)."""
+    angles = proportions.unsqueeze(1) * right_angle(proportions.dtype)
+    return torch.stack([angles.cos(), angles.sin()], -1)
 
 
 def _kv(state: State) -> Tensor:

@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -107,10 +106,5 @@ class CosFormer(LinearMechanism):
             raise self.refusal(f"cosformer was asked for tokens of unknown length; {_REMEDY}")
         return (positions / whole).clamp_max(self.largest)
 
-    def kernel(self) -> LinearKernel:
-        return LinearKernel("relu", self.normalizer_floor, proportion=self._proportion_at)
-
-    def _proportion_at(self, position: int, lengths: Tensor | None) -> Tensor:
-        """The proportion at one position in each sequence, (B or 1,)."""
-        device = None if lengths is None else lengths.device
-        return self._proportions(torch.tensor([[position]], device=device), lengths).squeeze(1)
+    def feature_map(self) -> LinearKernel:
+        return LinearKernel("relu", self.normalizer_floor, proportion=self._proportions)

@@ -49,5 +49,5 @@ class ELULinear(LinearMechanism):
 
     map_keys = map_queries
 
-    def kernel(self) -> LinearKernel:
+    def feature_map(self) -> LinearKernel:
         return LinearKernel("elu", self.normalizer_floor)

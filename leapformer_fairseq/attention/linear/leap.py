@@ -56,7 +56,7 @@ class LeaP(LinearMechanism):
     def map_keys(self, x: Tensor, tokens: TokenInfo) -> Features:
         return leap_features(x, self.key_proportion, self.chosen)
 
-    def kernel(self) -> LinearKernel:
+    def feature_map(self) -> LinearKernel:
         return leap_kernel(self)
 
 

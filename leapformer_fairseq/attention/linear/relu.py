@@ -20,5 +20,5 @@ class ReLULinear(LinearMechanism):
 
     map_keys = map_queries
 
-    def kernel(self) -> LinearKernel:
+    def feature_map(self) -> LinearKernel:
         return LinearKernel("relu", self.normalizer_floor)

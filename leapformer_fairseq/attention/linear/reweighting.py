@@ -8,7 +8,6 @@ arXiv:2202.08791, eq. 10-13; Agostinelli et al., 2024, arXiv:2405.13046, eq. 7-9
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Self
@@ -17,17 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import dispatch
-from ..ops.precision import without_autocast
+from ..ops.precision import right_angle, without_autocast
 from .base import Features
-
-
-def right_angle(dtype: torch.dtype) -> float:
-    """pi / 2, the angle of a proportion of 1, rounded down in float32.
-
-    The nearest float32 is greater than pi / 2, and its cosine negative. Trained networks do reach proportions of 0 and
-    1; the similarity of two such tokens would be negative, and a normalizer must not sum negative similarities.
-    """
-    return math.pi / 2 if dtype == torch.float64 else 1.5707962512969971
 
 
 FEW = 16_384  # with fewer numbers in the input, as in a decoding step, transposing does not pay
@@ -67,6 +57,15 @@ class ProportionNetwork(nn.Module):
             if i < last:
                 columns = columns.relu_()
         return columns.sigmoid().view(*x.shape[:3], 1)
+
+    @property
+    def hidden(self) -> int:
+        return self.weights[0].shape[-1] if len(self.weights) > 1 else 0
+
+    def packed(self) -> Tensor:
+        rows = 1 if self.shared else len(self.weights[0])
+        layers = [part for pair in zip(self.weights, self.biases, strict=True) for part in pair]
+        return torch.cat([part.reshape(rows, -1) for part in layers], 1)
 
     def halves(self, x: Tensor) -> Tensor:
         """cos(pi/2 p) and sin(pi/2 p), (B, H, T, 2), for a graph: few operators on rows, one of them a cosine.

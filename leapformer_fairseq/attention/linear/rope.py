@@ -53,6 +53,6 @@ class RoPELinear(LinearMechanism):
 
     map_keys = map_queries
 
-    def kernel(self) -> LinearKernel:
+    def feature_map(self) -> LinearKernel:
         rotation = partial(rotation_at, dims=self.dims, theta=self.theta)
         return LinearKernel("elu", self.normalizer_floor, rotation=rotation)

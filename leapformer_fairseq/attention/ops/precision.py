@@ -6,6 +6,7 @@ A bfloat16 state stops growing after some hundred tokens.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar, cast
@@ -43,3 +44,12 @@ def in_float32(method: _Method) -> _Method:
         return (result[0].to(last.dtype), *result[1:]) if isinstance(result, tuple) else result
 
     return cast(_Method, run)
+
+
+def right_angle(dtype: torch.dtype) -> float:
+    """pi / 2, the angle of a proportion of 1, rounded down in float32.
+
+    The nearest float32 is greater than pi / 2, and its cosine negative. Trained networks do reach proportions of 0 and
+    1; the similarity of two such tokens would be negative, and a normalizer must not sum negative similarities.
+    """
+    return math.pi / 2 if dtype == torch.float64 else 1.5707962512969971

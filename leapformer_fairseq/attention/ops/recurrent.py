@@ -44,6 +44,7 @@ from . import dispatch, linear
 from .linear import read_state, state_of
 from .loops import over_tokens
 from .packing import packed, unpacked
+from .scan import runs, scan
 from .segments import first_order
 
 LITTLE = 40.0  # largest exponent: (e^40)^2 times any feature is far below the largest float32
@@ -156,6 +157,12 @@ def one_block(q: Tensor, keys: Written, mask: Mask) -> Tensor:
     return delta_block(scores, keys.v, _system(keys.k, total), keys.strength)
 
 
+def by_kernel(q: Tensor, keys: Written, *states: Tensor) -> bool:
+    """Whether the kernel in C computes these sums: it knows one decay per token and head, and not the delta rule."""
+    one = keys.decay is None or keys.decay.shape[-1] == 1
+    return one and keys.strength is None and q.dim() == 4 and runs(q, keys.k, keys.v, *states)
+
+
 def scaled_sums(
     q: Tensor, keys: Written, first: Tensor, mask: Mask, block: int
 ) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -163,6 +170,9 @@ def scaled_sums(
 
     The factor cancels in the division by the normalizer; not to apply it saves passes over the sums.
     """
+    if by_kernel(q, keys, first):
+        out, after = scan(q, keys.k, keys.v, mask, decay=keys.decay, first=first)
+        return out, None, after
     if isinstance(mask, ChunkMask):
         out, after = _in_chunks(q, keys, first, mask, block)
         return out, None, after

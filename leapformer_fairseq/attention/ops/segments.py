@@ -154,9 +154,10 @@ def first_order(backward: _Backward) -> _Backward:
     """
 
     @functools.wraps(backward)
-    def run(ctx: Any, *grads: Tensor) -> Any:
+    def run(ctx: Any, *grads: Tensor | None) -> Any:
         saved = ctx.saved_tensors
-        with torch.no_grad(), without_autocast(grads[0].device):
+        device = next(x.device for x in grads if x is not None)
+        with torch.no_grad(), without_autocast(device):
             results = backward(ctx, saved, *grads)
         # With create_graph=True the results could be differentiated again, if only through the incoming gradients.
         sources = (*saved, *grads) if torch.is_grad_enabled() else ()

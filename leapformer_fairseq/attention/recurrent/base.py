@@ -17,7 +17,7 @@ from ...support.errors import LeapformerError
 from ..capabilities import ENCODER_SELF
 from ..linear.base import NORMALIZER_FLOOR, LinearState, SeparateState, check_count, check_shape
 from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask, visible, with_state
-from ..mechanism import Inputs, Mechanism, State, shown
+from ..mechanism import Inputs, Mechanism, State, shown, without_unseen
 from ..ops import dispatch, linear, recurrent
 from ..ops.precision import accumulated, in_float32, without_autocast
 from ..ops.recurrent import Written
@@ -137,6 +137,8 @@ class RecurrentMechanism(Mechanism):
     # ------------------------------------------------------------------------------------------------ whole sequences
     def _segment(self, state: State, x: Inputs, saved: Saved | None = None) -> tuple[Tensor, LinearState]:
         """Weighted means, or sums scaled to unit RMS, and the state after the segment."""
+        if (done := self._by_description(state, x)) is not None:
+            return done[0], LinearState(done[1])
         with without_autocast(x.q.device), linear.only_gradients(saved if self.averages else None):
             sums, scale, after = self._scaled_sums(state, x)
         with without_autocast(x.q.device):
@@ -162,6 +164,17 @@ class RecurrentMechanism(Mechanism):
         """Features of queries, and what keys write; `backward`: for a scan from the last token to the first."""
         keys = self._writing(x.k, x.v, x.key)
         return self._queries(x.q, x.query), keys.before_decay() if backward else keys
+
+    def _whole(self, x: Inputs) -> Tensor | None:
+        done = None if self._both_ways(x.mask) else self._by_description(None, without_unseen(x))
+        return None if done is None else self._output(done[0], x)
+
+    def _by_description(self, state: State | None, x: Inputs) -> tuple[Tensor, Tensor] | None:
+        """Weighted means and the last state by the kernel in C, from vectors before they are mapped; None: not so.
+
+        A state of None is empty.
+        """
+        return None
 
     def _in_segments(self, x: Inputs) -> Tensor:
         if self._both_ways(x.mask):

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from ..capabilities import DECODER_CROSS, Capabilities
 from ..kernels import LinearKernel
-from ..linear.base import NORMALIZER_FLOOR, Features, checked_features
+from ..linear.base import NORMALIZER_FLOOR, Features, checked_features, scan_described
 from ..linear.leap import LeaP, leap_features, leap_kernel, proportion_networks
 from ..linear.rfa import FEATURES, FLOOR, add_random_features, random_features
+from ..mechanism import Inputs, State
+from ..ops.precision import accumulated, without_autocast
 from ..ops.recurrent import Written
 from ..options import Option
 from ..registry import register
@@ -82,6 +84,22 @@ class ForgetGate(Averaging):
             "gate.begin": torch.full_like(self.gate.begin, WIDE_OPEN),
         }
 
+    @abstractmethod
+    def feature_map(self) -> LinearKernel:
+        """The description of the feature map, without the gate."""
+
+    def kernel(self) -> LinearKernel:
+        return replace(self.feature_map(), gate=self.gate.affine())
+
+    def _by_description(self, state: State | None, x: Inputs) -> tuple[Tensor, Tensor] | None:
+        if self.weighs:  # features times a factor of each token: more than the kernel knows
+            return None
+        with without_autocast(x.q.device):
+            decay = F.logsigmoid(self.gate(accumulated(x.k), x.key))
+            if x.key.keep is not None:
+                decay = decay.where(x.key.keep[:, None, :, None], 0)
+            return scan_described(self.feature_map(), state, x, decay)
+
     def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
         x, gate = self.map_keys(k, tokens).expanded(), self.gate(k, tokens)
         return Written(x * gate.sigmoid(), v) if self.weighs else Written(x, v, F.logsigmoid(gate))
@@ -100,8 +118,8 @@ class GatedReLU(ForgetGate):
 
     map_keys = map_queries
 
-    def kernel(self) -> LinearKernel:
-        return LinearKernel("relu", self.normalizer_floor, gate=self.gate.affine())
+    def feature_map(self) -> LinearKernel:
+        return LinearKernel("relu", self.normalizer_floor)
 
 
 @register("gated-leap", NORMALIZER_FLOOR, GATE_ORDER, *LeaP.options[1:])  # options[0] is NORMALIZER_FLOOR
@@ -120,8 +138,8 @@ class GatedLeaP(ForgetGate):
     def map_keys(self, x: Tensor, tokens: TokenInfo) -> Features:
         return leap_features(x, self.key_proportion, self.chosen)
 
-    def kernel(self) -> LinearKernel:
-        return replace(leap_kernel(self), gate=self.gate.affine())
+    def feature_map(self) -> LinearKernel:
+        return leap_kernel(self)
 
 
 @register("rfa-gate", FEATURES, FLOOR)

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from ...attention import CAUSAL, MECHANISMS, OPTIONS, build
-from ...attention.decoding import cpu
+from ...attention.ops import cpu
 from ...attention.sparse.pattern import Pattern
 from ...models.transformer import Decoder
 from ...modules import MechanismAttention, fill_attention_args, state_bytes

@@ -48,7 +48,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from ...attention import LinearMechanism, find
-from ...attention.decoding import cpu
+from ...attention.ops import cpu
 from ...modules import BLOCKS
 from ...support.errors import LeapformerError
 from . import measure

@@ -1,0 +1,226 @@
+"""Sums over whole sequences by the kernel in C (`cpu/scan.c`), forward and backward.
+
+It computes what `linear` and `recurrent` compute in PyTorch for sums with at most one decay per head, but reads queries,
+keys and values as the projections left them, maps them to features itself, and saves for the backward pass nothing but
+its inputs, its output, the normalizers and a state for each 1,024 tokens.
+
+Shapes: B batch, H heads, T queries, S keys, D head dimension, F features, E value columns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..masks import ChunkMask, Mask, PrefixMask
+from . import cpu, dispatch
+from .segments import first_order
+
+ACTIVATIONS = ("none", "relu", "elu")  # numbered as in scan.c
+SEGMENT = 1024  # tokens between saved states, as in scan.c
+PAIRS = 64  # queries that are compared in pairs with the keys of their block
+FEW = 1 << 17  # with fewer numbers in queries and keys, another thread does not pay
+
+
+class Map(NamedTuple):
+    """How the kernel maps queries and keys x (B, H, T, D) to features.
+
+    activation: relu, elu + 1 or none.
+    turns:      cosine and sine of every query and of every key, (B or 1, H or 1, T or S, 2): features are [x cos, x sin].
+    networks:   proportion networks of queries and of keys that compute these angles, packed, (1 or H, numbers).
+    hidden:     the width of their hidden layer; 0: none.
+    raw:        they read x before the activation.
+    """
+
+    activation: Literal["none", "relu", "elu"] = "none"
+    turns: tuple[Tensor, Tensor] | None = None
+    networks: tuple[Tensor, Tensor] | None = None
+    hidden: int = 0
+    raw: bool = False
+
+    @property
+    def turned(self) -> bool:
+        return self.turns is not None or self.networks is not None
+
+
+IDENTITY = Map()
+
+
+def runs(*tensors: Tensor) -> bool:
+    """Whether the kernel is there and can read these tensors."""
+    if dispatch.is_traced() or cpu.scan() is None:
+        return False
+    kinds = {x.dtype for x in tensors}
+    return all(x.device.type == "cpu" for x in tensors) and kinds in ({torch.float32}, {torch.float64})
+
+
+def scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask = None,
+    features: Map = IDENTITY,
+    *,
+    floor: float | None = None,
+    decay: Tensor | None = None,
+    keep: Tensor | None = None,
+    first: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What queries (B, H, T, D) read of keys (B, H, S, D) and values (B, H, S, E), (B, H, T, E), and the last state.
+
+    floor: lower bound of the normalizer; None: sums are not divided by one.
+    decay: log-decays <= 0 of the keys, (B, H, S, 1).
+    keep:  (B, S), False at keys that are padding, which may hold anything and must not decay.
+    first: the state before the first key, (B, H, F, E), with a column for the normalizer if there is one.
+
+    Every key must be seen by some query. The output has the memory layout of the queries.
+    """
+    turns, networks = features.turns or (None, None), features.networks or (None, None)
+    inputs = [q, k, v, *turns, *networks, None if decay is None else decay.squeeze(-1), keep, first]
+    about = _About(mask, features, floor)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+        return _Scan.apply(about, *inputs)  # type: ignore[no-any-return]
+    return about.forward(inputs, saves=False)[:2]  # type: ignore[return-value]
+
+
+INPUTS = ("q", "k", "v", "query_turns", "key_turns", "query_network", "key_network", "decay", "keep", "first")
+
+
+class _About(NamedTuple):
+    """What a call is about besides its tensors."""
+
+    mask: Mask
+    features: Map
+    floor: float | None
+
+    def forward(self, inputs: Sequence[Tensor | None], saves: bool) -> list[Tensor]:
+        """The output, the last state, the normalizers and, if it `saves` them, states for the backward pass."""
+        tensors = _prepared(inputs)
+        sizes = self._sizes(tensors)
+        q, v = tensors["q"], tensors["v"]
+        lead = q.shape[:2]
+        state = (self._width(q), v.shape[3] + (self.floor is not None))
+        out, last = _laid_out(q, v.shape[3]), q.new_empty(*lead, *state)
+        normalizer = q.new_empty(*lead, q.shape[2] if sizes.normalizes else 0)
+        states = [q.new_empty(*lead, sizes.segments, *state)] if saves else []
+        results = [out, last, normalizer, *states]
+        names = ("out", "last", "normalizer", "states")[: len(results)]
+        _call(sizes, {**tensors, **dict(zip(names, results, strict=True))}, backward=False)
+        return results
+
+    def backward(
+        self, inputs: Sequence[Tensor | None], results: Sequence[Tensor], to_out: Tensor | None, to_last: Tensor | None
+    ) -> list[Tensor | None]:
+        """The gradients of the inputs."""
+        tensors = _prepared(inputs)
+        sizes = self._sizes(tensors)
+        out, _, normalizer, states = results
+        q, lead = tensors["q"], tensors["q"].shape[:2]
+        to_out = torch.zeros_like(out) if to_out is None else _rows(to_out.to(out.dtype))
+        gradients = {f"to_{name}": _laid_out(tensors[name], tensors[name].shape[3]) for name in ("q", "k", "v")}
+        for name in ("query_network", "key_network"):
+            if name in tensors:
+                gradients[f"to_{name}"] = q.new_empty(*lead, tensors[name].shape[1])
+        for name in ("decay", "first"):
+            if name in tensors:
+                gradients[f"to_{name}"] = torch.empty_like(tensors[name])
+        given = {"out": out, "normalizer": normalizer, "states": states, "to_out": to_out}
+        if to_last is not None:
+            given["to_last"] = to_last.contiguous()
+        _call(sizes, {**tensors, **given, **gradients}, backward=True)
+        for name in ("to_query_network", "to_key_network"):
+            if name in gradients:  # each head has its gradients, summed here: the same for any number of threads
+                summed = gradients[name].sum(0)
+                gradients[name] = summed if sizes.per_head else summed.sum(0, keepdim=True)
+        return [gradients.get(f"to_{name}") for name in INPUTS]
+
+    def _width(self, q: Tensor) -> int:
+        return q.shape[3] * (1 + self.features.turned)
+
+    def _sizes(self, tensors: dict[str, Tensor]) -> cpu.Scan:
+        """The structure without pointers and strides."""
+        mask, features = self.mask, self.features
+        (batch, heads, queries, dim), (keys, values) = tensors["q"].shape, tensors["v"].shape[2:]
+        shared, growing, unit, gain, ahead, block = keys, 0, 1, 1, 0, PAIRS
+        if isinstance(mask, PrefixMask):
+            shared, growing, gain = min(mask.shared, keys), mask.growing(queries, keys), mask.ratio
+            block = dispatch.chunk_of(tensors["q"].device, mask.ratio)
+        elif isinstance(mask, ChunkMask):
+            shared, growing, unit, gain, ahead = 0, queries, mask.tokens, mask.tokens, mask.ahead
+            block = mask.tokens * (1 if ahead else max(1, PAIRS // mask.tokens))
+        network = tensors.get("query_network")
+        few = batch * heads * (queries + keys) * dim < FEW
+        return cpu.Scan(
+            **dict(batch=batch, heads=heads, queries=queries, keys=keys, dim=dim, values=values),
+            **dict(shared=shared, growing=growing, unit=unit, gain=gain, ahead=ahead, block=block),
+            activation=ACTIVATIONS.index(features.activation),
+            turned=features.turned,
+            hidden=features.hidden,
+            per_head=network is not None and len(network) > 1,
+            raw=features.raw,
+            normalizes=self.floor is not None,
+            segments=(queries + keys) // SEGMENT + 1,
+            threads=1 if few else torch.get_num_threads(),
+            floor=self.floor or 0.0,
+        )
+
+
+class _Scan(torch.autograd.Function):
+    """`scan` with gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, about: _About, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+        ctx.about, results = about, about.forward(inputs, saves=True)
+        ctx.save_for_backward(*inputs, *results)
+        ctx.set_materialize_grads(False)
+        return results[0], results[1]
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, saved: Any, to_out: Tensor | None, to_last: Tensor | None) -> tuple[Tensor | None, ...]:
+        inputs, results = saved[: len(INPUTS)], saved[len(INPUTS) :]
+        return None, *ctx.about.backward(inputs, results, to_out, to_last)
+
+
+def _prepared(inputs: Sequence[Tensor | None]) -> dict[str, Tensor]:
+    """The inputs that there are, by name, as the kernel reads them."""
+    tensors = {name: x.detach() for name, x in zip(INPUTS, inputs, strict=True) if x is not None}
+    like = tensors["q"]
+    for name in ("q", "k", "v"):
+        tensors[name] = _rows(tensors[name])
+    for name in ("query_network", "key_network", "decay", "first"):
+        if name in tensors:
+            tensors[name] = tensors[name].to(like.dtype).contiguous()
+    if "keep" in tensors:
+        tensors["keep"] = tensors["keep"].contiguous()
+    for name, tokens in (("query_turns", like), ("key_turns", tensors["k"])):
+        if name in tensors:
+            tensors[name] = _rows(tensors[name].to(like.dtype)).expand(*tokens.shape[:3], 2)
+    return tensors
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x with contiguous rows: the kernel takes any other strides."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _laid_out(like: Tensor, width: int) -> Tensor:
+    """An empty tensor (B, H, T, width) with the order of dimensions in memory of `like`."""
+    order = sorted(range(3), key=lambda d: -like.stride(d))
+    empty = like.new_empty(*(like.shape[d] for d in order), width)
+    return empty.permute(*(order.index(d) for d in range(3)), 3)
+
+
+def _call(sizes: cpu.Scan, tensors: dict[str, Tensor], backward: bool) -> None:
+    library = cpu.load()  # a backward pass runs it even if kernels were turned off since
+    assert library is not None
+    for name, x in tensors.items():
+        setattr(sizes, name, x.data_ptr())
+        if name in cpu.Scan.STRIDES:
+            setattr(sizes, f"{name}_strides", (ctypes.c_int64 * 3)(*x.stride()[:3]))
+    if library.leapformer_scan(ctypes.byref(sizes), tensors["q"].dtype == torch.float64, backward):
+        raise MemoryError("there is not enough memory for the buffers of attention; read shorter texts or smaller batches")
