@@ -58,8 +58,7 @@ def _print_dispatch() -> None:
 
     import torch
 
-    from ..attention.ops import cpu
-    from ..attention.ops import dispatch
+    from ..attention.ops import cpu, dispatch
 
     step = "compiled" if cpu.step() is not None else f"in PyTorch (no C compiler, or {cpu.SWITCH}=0)"
     print(f"Decoding step on a CPU: {step}")

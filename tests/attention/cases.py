@@ -89,19 +89,22 @@ OPTIONS = {
 SIDES = (None, "left", "right")
 HEADS, DIM, VALUE_DIM = 2, 8, 5
 NO_PAIRS = {"pairs": 0, "pairs_per_token": 0}
+TORCH = {"kernels": False}
 KEPT = {"kept_numbers": 10**9, "kept_slot_tokens": 10**9}
 #: every way to an output: the execution, and bounds that make the dispatch take one way
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "auto": ("auto", {}),
     "reference": ("reference", {}),
     "loop": ("loop", {}),
-    "pairs": ("scan", {"pairs": 10**9, "pairs_per_token": 10**9, **KEPT}),
-    "kept": ("scan", {**NO_PAIRS, **KEPT}),
-    "kept in segments": ("scan", {**NO_PAIRS, **KEPT, "kept_segment": 64, "least_segment": 1}),
+    "kernel": ("scan", {}),
+    "pairs": ("scan", {"pairs": 10**9, "pairs_per_token": 10**9, **KEPT, **TORCH}),
+    "kept": ("scan", {**NO_PAIRS, **KEPT, **TORCH}),
+    "kept in segments": ("scan", {**NO_PAIRS, **KEPT, "kept_segment": 64, "least_segment": 1, **TORCH}),
     "again": (
         "scan",
         {
             **NO_PAIRS,
+            **TORCH,
             "kept_numbers": 0,
             "kept_slot_tokens": 0,
             "segment_tokens": 64,
@@ -112,6 +115,10 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+
+
+#: ways in which a kernel may take the place of operations in PyTorch
+BY_KERNEL = ("auto", "loop", "kernel")
 
 
 class Case(NamedTuple):
@@ -306,7 +313,8 @@ def run(mechanism: Mechanism, qkv: tuple[Tensor, ...], grad: Tensor | None = Non
     out = attend(mechanism, q, k, v, **call)
     if grad is None:
         return [out.detach()]
-    out.backward(grad.to(out.dtype))
+    with dispatch.override(**WAYS[call.get("way", "auto")][1]):  # "again" computes segments again
+        out.backward(grad.to(out.dtype))
     return [out.detach(), *gradients((q, k, v, *mechanism.parameters()))]
 
 

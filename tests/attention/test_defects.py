@@ -27,9 +27,9 @@ from torch.utils.checkpoint import checkpoint
 
 from leapformer_fairseq.attention import CAUSAL, ChunkMask, PrefixMask, Projections, TokenInfo, step_of
 from leapformer_fairseq.attention import mechanism as contract
-from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.attention.linear import elu as elu_file
 from leapformer_fairseq.attention.linear.elu import elu1
+from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.attention.ops import dispatch, segments
 from leapformer_fairseq.support.errors import LeapformerError
 

@@ -35,9 +35,9 @@ from leapformer_fairseq.attention import (
     step_of,
 )
 from leapformer_fairseq.attention.bidirectional.base import Bidirectional
-from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.attention.decoding.linear import LinearStep
 from leapformer_fairseq.attention.linear import base as linear_base
+from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.attention.ops import dispatch, linear, segments
 from leapformer_fairseq.attention.sparse.fitted import Fitted
 from leapformer_fairseq.attention.sparse.pattern import Pattern

@@ -10,9 +10,9 @@ from torch import nn
 
 from leapformer_fairseq.attention import Projections, Step, TokenInfo, build, step_of
 from leapformer_fairseq.attention.bounded.sums import SlotSums
-from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.attention.decoding import slots as slot_step
 from leapformer_fairseq.attention.decoding.slots import SlotStep
+from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.support.errors import LeapformerError
 
 from .cases import empty, scanned

@@ -270,7 +270,7 @@ class TestCompiling:
         monkeypatch.setenv("CC", compiler)
         with caplog.at_level("INFO"):
             assert native.step() is None
-        assert "decoding step in PyTorch" in caplog.text
+        assert "attention in PyTorch" in caplog.text
 
     def test_a_read_only_cache_is_no_error(self, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", "/proc/no/such/folder")

@@ -18,8 +18,8 @@ from torch import Tensor
 from ..bounded.sums import SlotSums
 from ..kernels import PackedKernel, Projections, Reading, SlotKernel
 from ..mechanism import Mechanism
-from ..tokens import TokenInfo
 from ..ops import cpu
+from ..tokens import TokenInfo
 from .step import Step
 
 # How many positions' controls are computed together: one at a time, each would take longer than the rest of a step.

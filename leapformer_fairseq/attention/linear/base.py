@@ -5,6 +5,7 @@ A subclass defines the feature map; executions, state and weights are the same f
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -183,7 +184,7 @@ class LinearMechanism(Mechanism):
         return None
 
     def kernel(self) -> LinearKernel | None:
-        return self.feature_map()
+        return self.feature_map() if still_described(type(self), "map_queries", "map_keys") else None
 
     def init_state(
         self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
@@ -196,7 +197,7 @@ class LinearMechanism(Mechanism):
         return SeparateState.of_joined(self.init_state(batch, value_dim, like, key, mask))
 
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> LinearState:
-        x = Inputs(k[:, :, :0], k, v, key, key, None)
+        x = Inputs(k[:, :, :0], k, v, key.narrow(0, 0), key, None)
         if k.shape[2] > 1 and (done := self._by_kernel(state, x)) is not None:
             return done[1]
         with without_autocast(k.device):
@@ -207,7 +208,7 @@ class LinearMechanism(Mechanism):
         if isinstance(state, SeparateState):
             return self.read_shared(state, q, query, 1)
         kv = _kv(state)
-        x = Inputs(q, q[:, :, :0], kv[:, :, :0, :-1], query, query, None)  # without keys
+        x = Inputs(q, q[:, :, :0], kv[:, :, :0, :-1], query, query.narrow(0, 0), None)
         if q.shape[2] > 1 and (done := self._by_kernel(state, x)) is not None:
             return done[0]
         return linear.normalize(_read(kv, self._queries(q, query)), self.normalizer_floor)
@@ -264,7 +265,7 @@ class LinearMechanism(Mechanism):
 
     def _by_description(self, state: State | None, x: Inputs) -> tuple[Tensor, Tensor] | None:
         """`_by_kernel` from vectors before they are mapped: a state of None is empty."""
-        described = self.feature_map()
+        described = self.kernel()
         return None if described is None else scan_described(described, state, x)
 
     def _by_kernel(self, state: State, x: Inputs) -> tuple[Tensor, LinearState] | None:
@@ -315,6 +316,15 @@ class LinearMechanism(Mechanism):
         """Features of keys, zero at padding. Features are masked, not keys: phi(0) is not 0 for every map."""
         features = checked_features("map_keys", self.map_keys(accumulated(k), tokens), self.features, k)
         return features if tokens.keep is None else features.kept(tokens.keep)
+
+
+@functools.cache
+def still_described(kind: type, *methods: str) -> bool:
+    """Whether `feature_map` describes these methods of a class: a subclass may have changed one of them since."""
+    owners = {
+        name: next(i for i, c in enumerate(kind.__mro__) if name in vars(c)) for name in ("feature_map", *methods)
+    }
+    return owners["feature_map"] == min(owners.values())
 
 
 def scan_described(

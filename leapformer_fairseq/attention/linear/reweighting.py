@@ -19,7 +19,6 @@ from ..ops import dispatch
 from ..ops.precision import right_angle, without_autocast
 from .base import Features
 
-
 FEW = 16_384  # with fewer numbers in the input, as in a decoding step, transposing does not pay
 
 

@@ -57,6 +57,7 @@ class Bounds:
                       groups: more arithmetic in fewer calls, which suits a GPU. Cumulative sums of more than
                       chunk * states_in_turn tokens are computed in parts, too.
     window:           queries of a block of sliding-window attention, at least the length of the window.
+    kernels:          whether kernels in C compute whole sequences, if they can (CPUs).
     may_synchronise:  whether the host may wait for numbers on the device to decide what to compute. If it may, blocks
                       with mild decays take fewer products.
 
@@ -76,6 +77,7 @@ class Bounds:
     chunk_tokens: int = 64
     states_in_turn: int = 10**9
     window: int = 64
+    kernels: bool = True
     may_synchronise: bool = True
     source: str = "measured on CPUs, head dimensions 32 to 128"
 

@@ -52,10 +52,10 @@ IDENTITY = Map()
 
 def runs(*tensors: Tensor) -> bool:
     """Whether the kernel is there and can read these tensors."""
-    if dispatch.is_traced() or cpu.scan() is None:
-        return False
     kinds = {x.dtype for x in tensors}
-    return all(x.device.type == "cpu" for x in tensors) and kinds in ({torch.float32}, {torch.float64})
+    if kinds not in ({torch.float32}, {torch.float64}) or any(x.device.type != "cpu" for x in tensors):
+        return False
+    return not dispatch.is_traced() and dispatch.bounds(tensors[0].device).kernels and cpu.scan() is not None
 
 
 def scan(
@@ -223,4 +223,6 @@ def _call(sizes: cpu.Scan, tensors: dict[str, Tensor], backward: bool) -> None:
         if name in cpu.Scan.STRIDES:
             setattr(sizes, f"{name}_strides", (ctypes.c_int64 * 3)(*x.stride()[:3]))
     if library.leapformer_scan(ctypes.byref(sizes), tensors["q"].dtype == torch.float64, backward):
-        raise MemoryError("there is not enough memory for the buffers of attention; read shorter texts or smaller batches")
+        raise MemoryError(
+            "there is not enough memory for the buffers of attention; read shorter texts or smaller batches"
+        )

@@ -156,7 +156,7 @@ def first_order(backward: _Backward) -> _Backward:
     @functools.wraps(backward)
     def run(ctx: Any, *grads: Tensor | None) -> Any:
         saved = ctx.saved_tensors
-        device = next(x.device for x in grads if x is not None)
+        device = next(x.device for x in (*grads, *saved) if x is not None)
         with torch.no_grad(), without_autocast(device):
             results = backward(ctx, saved, *grads)
         # With create_graph=True the results could be differentiated again, if only through the incoming gradients.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..capabilities import DECODER_CROSS, Capabilities
 from ..kernels import LinearKernel
-from ..linear.base import NORMALIZER_FLOOR, Features, checked_features, scan_described
+from ..linear.base import NORMALIZER_FLOOR, Features, checked_features, scan_described, still_described
 from ..linear.leap import LeaP, leap_features, leap_kernel, proportion_networks
 from ..linear.rfa import FEATURES, FLOOR, add_random_features, random_features
 from ..mechanism import Inputs, State
@@ -88,11 +88,14 @@ class ForgetGate(Averaging):
     def feature_map(self) -> LinearKernel:
         """The description of the feature map, without the gate."""
 
-    def kernel(self) -> LinearKernel:
-        return replace(self.feature_map(), gate=self.gate.affine())
+    def _is_described(self) -> bool:
+        return still_described(type(self), "map_queries", "map_keys", "queries", "written")
+
+    def kernel(self) -> LinearKernel | None:
+        return replace(self.feature_map(), gate=self.gate.affine()) if self._is_described() else None
 
     def _by_description(self, state: State | None, x: Inputs) -> tuple[Tensor, Tensor] | None:
-        if self.weighs:  # features times a factor of each token: more than the kernel knows
+        if self.weighs or not self._is_described():  # features times a factor of each token are beyond the kernel
             return None
         with without_autocast(x.q.device):
             decay = F.logsigmoid(self.gate(accumulated(x.k), x.key))
