@@ -319,12 +319,11 @@ class LinearMechanism(Mechanism):
 
 
 @functools.cache
-def still_described(kind: type, *methods: str) -> bool:
+def still_described(kind: Any, *methods: str) -> bool:
     """Whether `feature_map` describes these methods of a class: a subclass may have changed one of them since."""
-    owners = {
-        name: next(i for i, c in enumerate(kind.__mro__) if name in vars(c)) for name in ("feature_map", *methods)
-    }
-    return owners["feature_map"] == min(owners.values())
+    names = ("feature_map", *methods)
+    first, *others = (next(i for i, owner in enumerate(kind.__mro__) if name in vars(owner)) for name in names)
+    return first <= min(others)
 
 
 def scan_described(

@@ -1,8 +1,8 @@
 """Sums over whole sequences by the kernel in C (`cpu/scan.c`), forward and backward.
 
-It computes what `linear` and `recurrent` compute in PyTorch for sums with at most one decay per head, but reads queries,
-keys and values as the projections left them, maps them to features itself, and saves for the backward pass nothing but
-its inputs, its output, the normalizers and a state for each 1,024 tokens.
+It computes what `linear` and `recurrent` compute in PyTorch for sums with at most one decay per head. But it reads
+queries, keys and values as the projections left them, maps them to features itself, and saves for the backward pass
+nothing but its inputs, its output, the normalizers and a state for each 1,024 tokens.
 
 Shapes: B batch, H heads, T queries, S keys, D head dimension, F features, E value columns.
 """
@@ -30,7 +30,8 @@ class Map(NamedTuple):
     """How the kernel maps queries and keys x (B, H, T, D) to features.
 
     activation: relu, elu + 1 or none.
-    turns:      cosine and sine of every query and of every key, (B or 1, H or 1, T or S, 2): features are [x cos, x sin].
+    turns:      cosine and sine of every query and of every key, (B or 1, H or 1, T or S, 2): features are then
+                [x cos, x sin].
     networks:   proportion networks of queries and of keys that compute these angles, packed, (1 or H, numbers).
     hidden:     the width of their hidden layer; 0: none.
     raw:        they read x before the activation.
@@ -83,7 +84,7 @@ def scan(
     inputs = [q, k, v, *turns, *networks, None if decay is None else decay.squeeze(-1), keep, first]
     about = _About(mask, features, floor)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
-        return _Scan.apply(about, *inputs)  # type: ignore[no-any-return]
+        return _Scan.apply(about, *inputs)
     return about.forward(inputs, saves=False)[:2]  # type: ignore[return-value]
 
 
@@ -210,7 +211,8 @@ def _rows(x: Tensor) -> Tensor:
 
 def _laid_out(like: Tensor, width: int) -> Tensor:
     """An empty tensor (B, H, T, width) with the order of dimensions in memory of `like`."""
-    order = sorted(range(3), key=lambda d: -like.stride(d))
+    strides = like.stride()
+    order = sorted(range(3), key=lambda d: -strides[d])
     empty = like.new_empty(*(like.shape[d] for d in order), width)
     return empty.permute(*(order.index(d) for d in range(3)), 3)
 
@@ -223,6 +225,4 @@ def _call(sizes: cpu.Scan, tensors: dict[str, Tensor], backward: bool) -> None:
         if name in cpu.Scan.STRIDES:
             setattr(sizes, f"{name}_strides", (ctypes.c_int64 * 3)(*x.stride()[:3]))
     if library.leapformer_scan(ctypes.byref(sizes), tensors["q"].dtype == torch.float64, backward):
-        raise MemoryError(
-            "there is not enough memory for the buffers of attention; read shorter texts or smaller batches"
-        )
+        raise MemoryError("there is no memory for the buffers of attention; read shorter texts or smaller batches")
