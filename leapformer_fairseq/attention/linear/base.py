@@ -5,7 +5,6 @@ A subclass defines the feature map; executions, state and weights are the same f
 
 from __future__ import annotations
 
-import functools
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -318,7 +317,6 @@ class LinearMechanism(Mechanism):
         return features if tokens.keep is None else features.kept(tokens.keep)
 
 
-@functools.cache
 def still_described(kind: Any, *methods: str) -> bool:
     """Whether `feature_map` describes these methods of a class: a subclass may have changed one of them since."""
     names = ("feature_map", *methods)
