@@ -158,9 +158,9 @@ def one_block(q: Tensor, keys: Written, mask: Mask) -> Tensor:
 
 
 def by_kernel(q: Tensor, keys: Written, *states: Tensor) -> bool:
-    """Whether the kernel in C computes these sums: it knows one decay per token and head, and not the delta rule."""
+    """Whether the kernel in C computes these sums: it knows one decay per token and head, not one per feature."""
     one = keys.decay is None or keys.decay.shape[-1] == 1
-    return one and keys.strength is None and q.dim() == 4 and runs(q, keys.k, keys.v, *states)
+    return one and q.dim() == 4 and runs(q, keys.k, keys.v, *states)
 
 
 def scaled_sums(
@@ -171,7 +171,7 @@ def scaled_sums(
     The factor cancels in the division by the normalizer; not to apply it saves passes over the sums.
     """
     if by_kernel(q, keys, first):
-        out, after = scan(q, keys.k, keys.v, mask, decay=keys.decay, first=first)
+        out, after = scan(q, keys.k, keys.v, mask, decay=keys.decay, strength=keys.strength, first=first)
         return out, None, after
     if isinstance(mask, ChunkMask):
         out, after = _in_chunks(q, keys, first, mask, block)

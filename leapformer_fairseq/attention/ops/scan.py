@@ -68,6 +68,7 @@ def scan(
     *,
     floor: float | None = None,
     decay: Tensor | None = None,
+    strength: Tensor | None = None,
     keep: Tensor | None = None,
     first: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -75,20 +76,22 @@ def scan(
 
     floor: lower bound of the normalizer; None: sums are not divided by one.
     decay: log-decays <= 0 of the keys, (B, H, S, 1).
-    keep:  (B, S), False at keys that are padding, which may hold anything and must not decay.
+    strength: of the delta rule, (B, H, S, 1); None: values are added. With it there are no turns and no normalizer.
+    keep:  (B, S), False at keys that are padding, which may hold anything but a decay or a strength.
     first: the state before the first key, (B, H, F, E), with a column for the normalizer if there is one.
 
     Every key must be seen by some query. The output has the memory layout of the queries.
     """
     turns, networks = features.turns or (None, None), features.networks or (None, None)
-    inputs = [q, k, v, *turns, *networks, None if decay is None else decay.squeeze(-1), keep, first]
+    of_keys = (None if x is None else x.squeeze(-1) for x in (decay, strength))
+    inputs = [q, k, v, *turns, *networks, *of_keys, keep, first]
     about = _About(mask, features, floor)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         return _Scan.apply(about, *inputs)
     return about.forward(inputs, saves=False)[:2]  # type: ignore[return-value]
 
 
-INPUTS = ("q", "k", "v", "query_turns", "key_turns", "query_network", "key_network", "decay", "keep", "first")
+INPUTS = ("q", "k", "v", "query_turns", "key_turns", "query_network", "key_network", "decay", "strength", "keep", "first")
 
 
 class _About(NamedTuple):
@@ -126,7 +129,7 @@ class _About(NamedTuple):
         for name in ("query_network", "key_network"):
             if name in tensors:
                 gradients[f"to_{name}"] = q.new_empty(*lead, tensors[name].shape[1])
-        for name in ("decay", "first"):
+        for name in ("decay", "strength", "first"):
             if name in tensors:
                 gradients[f"to_{name}"] = torch.empty_like(tensors[name])
         given = {"out": out, "normalizer": normalizer, "states": states, "to_out": to_out}
@@ -193,7 +196,7 @@ def _prepared(inputs: Sequence[Tensor | None]) -> dict[str, Tensor]:
     like = tensors["q"]
     for name in ("q", "k", "v"):
         tensors[name] = _rows(tensors[name])
-    for name in ("query_network", "key_network", "decay", "first"):
+    for name in ("query_network", "key_network", "decay", "strength", "first"):
         if name in tensors:
             tensors[name] = tensors[name].to(like.dtype).contiguous()
     if "keep" in tensors:

@@ -18,7 +18,7 @@ from ..capabilities import ENCODER_SELF
 from ..linear.base import NORMALIZER_FLOOR, LinearState, SeparateState, check_count, check_shape
 from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask, visible, with_state
 from ..mechanism import Inputs, Mechanism, State, shown, without_unseen
-from ..ops import dispatch, linear, recurrent
+from ..ops import dispatch, linear, recurrent, scan
 from ..ops.precision import accumulated, in_float32, without_autocast
 from ..ops.recurrent import Written
 from ..ops.segments import Saved
@@ -322,7 +322,7 @@ class RecurrentMechanism(Mechanism):
         """Whether all pairs are compared, without any state."""
         if isinstance(x.mask, ChunkMask) and x.mask.ahead:
             return False  # a query does not see a prefix of the keys
-        if not dispatch.few_pairs(x.q, x.k, x.mask, self.features):
+        if scan.runs(*map(accumulated, x[:3])) or not dispatch.few_pairs(x.q, x.k, x.mask, self.features):
             return False
         return max(x.q.shape[2], x.k.shape[2]) <= LONGEST_BLOCK
 

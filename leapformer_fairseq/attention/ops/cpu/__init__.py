@@ -69,9 +69,10 @@ class Scan(ctypes.Structure):
 
     STRIDES = ("q", "k", "v", "out", "to_q", "to_k", "to_v", "to_out", "query_turns", "key_turns")
     TENSORS = (
-        *("q", "k", "v", "query_turns", "key_turns", "query_network", "key_network", "decay", "keep", "first"),
+        *("q", "k", "v", "query_turns", "key_turns", "query_network", "key_network", "decay", "strength"),
+        *("keep", "first"),
         *("out", "normalizer", "last", "states", "to_out", "to_last", "to_q", "to_k", "to_v"),
-        *("to_query_network", "to_key_network", "to_decay", "to_first"),
+        *("to_query_network", "to_key_network", "to_decay", "to_strength", "to_first"),
     )
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("batch", "heads", "queries", "keys", "dim", "values")),

@@ -1,5 +1,6 @@
 /* Linear attention over whole sequences, forward and backward: o_t = sum_{s < n(t)} (phi(q_t) . phi(k_s)) v_s, divided by
- * its normalizer, with a state S = sum_s phi(k_s) v_s^T that leads from block to block and decays on the way.
+ * its normalizer, with a state S = sum_s phi(k_s) v_s^T that leads from block to block and decays on the way. With the
+ * delta rule, what a key reads from the state is replaced (`solve` in scan_body.h).
  *
  * ../scan.py calls it; ../linear.py and ../recurrent.py compute the same in PyTorch. Plain C with vectors of GCC and clang, without
  * PyTorch's headers: it compiles in seconds and works with every version. scan_body.h is included once per precision.
@@ -59,6 +60,7 @@ typedef struct {
     const void *query_turns, *key_turns;     /* (.., T, 2), (.., S, 2) cosine and sine of each token; or NULL */
     const void *query_network, *key_network; /* what computes them instead, see `Network`; or NULL */
     const void *decay;                       /* (B, H, S) log-decays <= 0, or NULL */
+    const void *strength;                    /* (B, H, S) of the delta rule, or NULL: values are added */
     const uint8_t *keep;                     /* (B, S), 0 at padding, or NULL */
     const void *first;                       /* (B, H, F, E + normalizes) state before the first key, or NULL: zeros */
     void *out, *normalizer;                  /* (B, H, T, E), (B, H, T) */
@@ -67,7 +69,7 @@ typedef struct {
     const void *to_out, *to_last;            /* gradients; `to_last` may be NULL */
     void *to_q, *to_k, *to_v;
     void *to_query_network, *to_key_network; /* (B, H, numbers of a network), or NULL, as the next two */
-    void *to_decay, *to_first;
+    void *to_decay, *to_strength, *to_first;
 } Scan;
 
 /* Queries [t0, t1), which see the state and, of keys [s0, s1), the first ones; then these keys are

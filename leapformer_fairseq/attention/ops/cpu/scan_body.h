@@ -117,6 +117,7 @@ typedef struct {
     REAL *along_cos, *along_sin;                       /* (nk) gradients of the factors of keys */
     REAL *later, *earlier;                             /* (nk) gradients of decays, see `decays_back` */
     REAL *state, *state_back, *state_rows;             /* see `backward` */
+    REAL *left, *grown, *rest, *taking, *system, *lags, *to_taking, *to_system; /* of the delta rule, see `solve` */
     NAME(Network) query_network, key_network;
     REAL *raw_q, *raw_k;                               /* vectors before the activation, if networks read them */
 } NAME(Work);
@@ -166,6 +167,16 @@ static void NAME(lay_out)(NAME(Work) *w, int backward) {
     NAME(room)(w, &w->sums, rows * values);
     NAME(room)(w, &w->state, features * (values + 1));
     NAME(room)(w, &w->state_rows, features * values);
+    if (s->strength) {
+        NAME(room)(w, &w->left, keys);
+        NAME(room)(w, &w->grown, keys);
+        NAME(room)(w, &w->rest, keys * values);
+        NAME(room)(w, &w->taking, keys * dim);
+        NAME(room)(w, &w->system, keys * keys);
+        NAME(room)(w, &w->lags, keys * keys);
+        NAME(room)(w, &w->to_taking, backward ? keys * dim : 0);
+        NAME(room)(w, &w->to_system, backward ? keys * keys : 0);
+    }
     NAME(lay_out_network)(w, &w->query_network, rows);
     NAME(lay_out_network)(w, &w->key_network, keys);
     NAME(room)(w, &w->raw_q, s->raw ? rows * dim : 0);
@@ -382,8 +393,9 @@ static const REAL *NAME(through_network)(const NAME(Work) *w, NAME(Network) *n, 
 
 /* ------------------------------------------------------------------------------------------------------------ blocks */
 
-static const REAL *NAME(decays_from)(const NAME(Work) *w, int64_t key) {
-    return w->s->decay ? (const REAL *)w->s->decay + (w->batch * w->s->heads + w->head) * w->s->keys + key : NULL;
+/* Where the numbers of keys from this one on are in a tensor (B, H, S), if there is one. */
+static const REAL *NAME(of_keys)(const NAME(Work) *w, const void *numbers, int64_t key) {
+    return numbers ? (const REAL *)numbers + (w->batch * w->s->heads + w->head) * w->s->keys + key : NULL;
 }
 
 /* The blocks of the head at hand, and how many there are. A block ends early where decays would make a factor of keys
@@ -403,7 +415,7 @@ static int64_t NAME(cut)(const NAME(Work) *w, Block *blocks) {
             continue;
         }
         Block block = {t, unit, key, least(key + s->gain, s->keys)};
-        const REAL *decays = NAME(decays_from)(w, 0);
+        const REAL *decays = NAME(of_keys)(w, s->decay, 0);
         REAL decayed = 0;
         while (block.t1 < s->growing && block.t1 - t < s->block) {
             const int64_t next = least(block.s1 + s->gain, s->keys);
@@ -430,9 +442,89 @@ static void NAME(turns)(const NAME(Work) *w, const void *turns, const int64_t *s
     }
 }
 
-static void NAME(load_block)(NAME(Work) *w, const Block *b, int backward) {
+/* The delta rule: with b the strengths and c the cumulated decays, keys write, instead of their values v,
+ *
+ *     u_i = b_i (v_i - e^c_i k_i S - sum_{j < i} A_ij u_j),    A_ij = (k_i . k_j) e^(c_i - c_j).
+ *
+ * S, the state before the block, is known, so that this is a triangular system, solved from the first key on, STRIP
+ * keys at a time. `rest` is the sum in brackets, `taking` is -e^c k, and `system` is -A with the factors `lags`. */
+static void NAME(solve)(NAME(Work) *w, const Block *b, const REAL *state) {
+    const int64_t dim = w->dim, values = w->values, width = w->width, nk = w->nk;
+    const REAL *strength = NAME(of_keys)(w, w->s->strength, b->s0);
+    const int mild = !w->s->decay || w->total[nk] > -LITTLE; /* then lags are products, and few exponentials */
+    for (int64_t j = 0; j < nk; j++) {
+        w->left[j] = w->s->decay ? JOINED(exp, REAL)(w->total[j + 1]) : 1;
+        w->grown[j] = mild ? 1 / w->left[j] : 0;
+    }
+    for (int64_t i = 0; i < nk; i++) {
+        REAL *lags = w->lags + i * width;
+        for (int64_t d = 0; d < dim; d += LANES) *(VEC *)(w->taking + i * dim + d) = -w->left[i] * *(VEC *)(w->k + i * dim + d);
+        if (mild)
+            for (int64_t j = 0; j < i; j += LANES) *(VEC *)(lags + j) = -w->left[i] * *(VEC *)(w->grown + j);
+        else
+            for (int64_t j = 0; j < i; j++) lags[j] = -JOINED(exp, REAL)(w->total[i + 1] - w->total[j + 1]);
+        for (int64_t j = i; j < width; j++) lags[j] = 0;
+    }
+    memcpy(w->rest, w->v, nk * values * sizeof(REAL));
+    NAME(transpose)(state, values, dim, dim, w->state_rows, values);
+    NAME(multiply)(nk, values, dim, w->taking, dim, 1, w->state_rows, values, w->rest, values, 1);
+    for (int64_t from = 0; from < nk; from += STRIP) {
+        const int64_t to = least(from + STRIP, nk);
+        REAL *system = w->system + from * width;
+        NAME(multiply)(to - from, NAME(padded)(to), w->s->dim, w->k + from * dim, dim, 1, w->k_columns, width, system,
+                       width, 0);
+        for (int64_t i = from; i < to; i++)
+            for (int64_t j = 0; j < NAME(padded)(to); j += LANES)
+                *(VEC *)(w->system + i * width + j) *= *(VEC *)(w->lags + i * width + j);
+        NAME(multiply)(to - from, values, from, system, width, 1, w->v, values, w->rest + from * values, values, 1);
+        for (int64_t i = from; i < to; i++) {
+            for (int64_t e = 0; e < values; e += LANES) {
+                VEC *rest = (VEC *)(w->rest + i * values + e), sum = *rest;
+                for (int64_t j = from; j < i; j++) sum += w->system[i * width + j] * *(VEC *)(w->v + j * values + e);
+                *(VEC *)(w->v + i * values + e) = strength[i] * (*rest = sum);
+            }
+        }
+    }
+}
+
+/* The gradients through `solve`, given those of what keys write, in `to_v`, which become those of values. Those of keys
+ * as they are read are added to `to_k`, those of keys as they read are set in `to_taking`. */
+static void NAME(solve_back)(NAME(Work) *w, const Block *b, const REAL *state) {
+    const int64_t dim = w->dim, values = w->values, width = w->width, nk = w->nk;
+    const REAL *strength = NAME(of_keys)(w, w->s->strength, b->s0);
+    REAL *to_strength = (REAL *)NAME(of_keys)(w, w->s->to_strength, b->s0);
+    for (int64_t to = nk; to > 0;) { /* from the last key to the first, STRIP at a time */
+        const int64_t from = (to - 1) / STRIP * STRIP;
+        NAME(multiply)(to - from, values, nk - to, w->system + to * width + from, 1, width, w->to_v + to * values, values,
+                       w->to_v + from * values, values, 1);
+        for (int64_t i = to - 1; i >= from; i--) {
+            VEC product = {0};
+            for (int64_t e = 0; e < values; e += LANES) {
+                VEC *to_v = (VEC *)(w->to_v + i * values + e), sum = *to_v;
+                for (int64_t j = i + 1; j < to; j++) sum += w->system[j * width + i] * *(VEC *)(w->to_v + j * values + e);
+                product += sum * *(VEC *)(w->rest + i * values + e);
+                *to_v = sum * strength[i];
+            }
+            to_strength[i] = NAME(total)(product);
+        }
+        to = from;
+    }
+    NAME(multiply)(nk, width, w->s->values, w->to_v, values, 1, w->v_columns, width, w->to_system, width, 0);
+    for (int64_t i = 0; i < nk; i++)
+        for (int64_t j = 0; j < width; j += LANES)
+            *(VEC *)(w->to_system + i * width + j) *= *(VEC *)(w->lags + i * width + j);
+    NAME(multiply)(nk, dim, w->s->values, w->to_v, values, 1, state, dim, w->to_taking, dim, 0);
+    for (int64_t i = 0; i < nk; i++) {
+        for (int64_t d = 0; d < dim; d += LANES) *(VEC *)(w->to_taking + i * dim + d) *= -w->left[i];
+    }
+    NAME(multiply)(nk, dim, nk, w->to_system, width, 1, w->k, dim, w->to_taking, dim, 1);
+    NAME(multiply)(nk, dim, nk, w->to_system, 1, width, w->k, dim, w->to_k, dim, 1);
+}
+
+/* Loads the block's tokens and maps them. `state`: before the block, for the delta rule. */
+static void NAME(load_block)(NAME(Work) *w, const Block *b, const REAL *state, int backward) {
     const Scan *s = w->s;
-    const REAL *decays = NAME(decays_from)(w, b->s0);
+    const REAL *decays = NAME(of_keys)(w, s->decay, b->s0);
     w->nq = b->t1 - b->t0, w->nk = b->s1 - b->s0, w->width = NAME(padded)(w->nk);
     w->written = least(w->nk, s->ahead ? s->gain - s->ahead : w->nk);
     NAME(load)(w, s->q, s->q_strides, b->t0, w->nq, s->dim, w->dim, NULL, s->activation, w->q);
@@ -470,9 +562,10 @@ static void NAME(load_block)(NAME(Work) *w, const Block *b, int backward) {
     for (int64_t j = w->nk; j < w->width; j++) w->k_cos[j] = w->k_sin[j] = 0;
     NAME(expand)(w, w->q, w->read_cos, w->read_sin, w->nq, w->reading);
     NAME(expand)(w, w->k, w->write_cos, w->write_sin, w->written, w->writing);
-    if (!w->nq || !w->nk) return;
+    if (!w->nk || !(w->nq || s->strength)) return;
     memset(w->k + w->nk * w->dim, 0, (w->width - w->nk) * w->dim * sizeof(REAL));
     NAME(transpose)(w->k, w->width, w->dim, w->dim, w->k_columns, w->width);
+    if (s->strength) NAME(solve)(w, b, state);
     if (!backward) return;
     memset(w->v + w->nk * w->values, 0, (w->width - w->nk) * w->values * sizeof(REAL));
     NAME(transpose)(w->v, w->width, w->values, w->values, w->v_columns, w->width);
@@ -567,7 +660,7 @@ static int NAME(forward)(const Scan *s, int64_t first, int64_t stop) {
             const Block *b = blocks + n;
             if (s->states && (!n || segment_of(b) != segment_of(b - 1)))
                 NAME(convert_state)(w, NAME(state_at)(w, s->states, s->segments, segment_of(b)), w->state, 1);
-            NAME(load_block)(w, b, 0);
+            NAME(load_block)(w, b, w->state, 0);
             if (w->nq) NAME(read)(w, b);
             if (w->nq) NAME(store_output)(w, b);
             if (w->nk) NAME(write)(w, w->state);
@@ -643,7 +736,7 @@ static void NAME(pairs_back)(NAME(Work) *w, const Block *b, REAL *to_query_angle
  * decays after it. Sums that cannot cancel are summed from the other end. */
 static void NAME(decays_back)(NAME(Work) *w, const Block *b, const REAL *state, const REAL *back) {
     const Scan *s = w->s;
-    REAL *out = (REAL *)s->to_decay + (w->batch * s->heads + w->head) * s->keys + b->s0, sum = 0;
+    REAL *out = (REAL *)NAME(of_keys)(w, s->to_decay, b->s0), sum = 0;
     for (int64_t i = 0; i < w->nq; i++)
         w->later[seen(s, b, i) - 1] += NAME(dot)(w->q + i * w->dim, w->to_q + i * w->dim, w->dim);
     for (int64_t j = w->nk - 1; j >= 0; j--) out[j] = sum += w->later[j];
@@ -693,7 +786,7 @@ static void NAME(block_back)(NAME(Work) *w, const Block *b, const REAL *state, R
     const Scan *s = w->s;
     const int64_t dim = w->dim, values = w->values, features = w->features, size = values * features;
     REAL *to_query_angles = w->query_network.to_angles, *to_key_angles = w->key_network.to_angles;
-    NAME(load_block)(w, b, 1);
+    NAME(load_block)(w, b, state, 1);
     memset(to_query_angles, 0, w->nq * sizeof(REAL));
     memset(to_key_angles, 0, w->nk * sizeof(REAL));
     if (w->nq) {
@@ -706,19 +799,25 @@ static void NAME(block_back)(NAME(Work) *w, const Block *b, const REAL *state, R
     if (w->nk) {
         memset(w->to_k, 0, w->width * dim * sizeof(REAL));
         memset(w->to_v, 0, w->width * values * sizeof(REAL));
+        NAME(transpose)(back, values, features, features, w->state_rows, values);
+        NAME(multiply)(w->written, values, features, w->writing, features, 1, w->state_rows, values, w->to_v, values, 1);
         if (w->nq) NAME(pairs_back)(w, b, to_query_angles, to_key_angles);
+        if (s->strength) NAME(solve_back)(w, b, state);
         for (int64_t j = 0; s->decay && j < w->nk; j++)
             w->later[j] = -NAME(dot)(w->k + j * dim, w->to_k + j * dim, dim);
+        for (int64_t j = 0; s->strength && j < w->nk; j++) {
+            if (s->decay) w->later[j] += NAME(dot)(w->k + j * dim, w->to_taking + j * dim, dim);
+            for (int64_t d = 0; d < dim; d++) w->to_k[j * dim + d] += w->to_taking[j * dim + d];
+        }
         NAME(multiply)(w->written, features, s->values, w->v, values, 1, back, features, w->to_writing, features, 0);
         if (s->normalizes) NAME(add_to_rows)(NULL, back + size, w->written, features, w->to_writing);
         NAME(expand_back)(w, w->k, w->write_cos, w->write_sin, w->written, w->to_writing, w->to_k, to_key_angles);
-        NAME(transpose)(back, values, features, features, w->state_rows, values);
-        NAME(multiply)(w->written, values, features, w->writing, features, 1, w->state_rows, values, w->to_v, values, 1);
         if (s->decay) {
             const REAL factor = JOINED(exp, REAL)(w->total[w->written]);
             NAME(decays_back)(w, b, state, back);
             for (int64_t f = 0; f < size + features; f++) back[f] *= factor;
         }
+        if (s->strength) NAME(multiply)(s->values, dim, w->nk, w->to_v, 1, values, w->taking, dim, back, dim, 1);
         const REAL *raw = s->query_network ? NAME(through_network)(w, &w->key_network, w->k, w->raw_k, w->nk, w->to_k) : NULL;
         NAME(store)(w, s->to_k, s->to_k_strides, b->s0, w->nk, s->dim, dim, w->k, w->to_k, s->activation, raw,
                     s->keep);
@@ -751,7 +850,7 @@ static int NAME(backward)(const Scan *s, int64_t first, int64_t stop) {
             int64_t begin = count - 1, needed = count - 1;
             const int64_t segment = segment_of(blocks + begin);
             while (begin && segment_of(blocks + begin - 1) == segment) begin--;
-            while (needed > begin && !s->decay && blocks[needed].t0 == blocks[needed].t1) needed--;
+            while (needed > begin && !s->decay && !s->strength && blocks[needed].t0 == blocks[needed].t1) needed--;
             if (room < needed - begin + 1) {
                 free(states);
                 room = needed - begin + 1;
@@ -766,7 +865,7 @@ static int NAME(backward)(const Scan *s, int64_t first, int64_t stop) {
                 REAL *next = states + (n + 1 - begin) * size;
                 memcpy(next, next - size, size * sizeof(REAL));
                 if (keys.s0 == keys.s1) continue;
-                NAME(load_block)(w, &keys, 0);
+                NAME(load_block)(w, &keys, next, 0);
                 NAME(write)(w, next);
             }
             for (; count > begin; count--) {
