@@ -183,7 +183,7 @@ class LinearMechanism(Mechanism):
         return None
 
     def kernel(self) -> LinearKernel | None:
-        return self.feature_map() if still_described(type(self), "map_queries", "map_keys") else None
+        return self.feature_map() if still_described(type(self), "feature_map", "map_queries", "map_keys") else None
 
     def init_state(
         self, batch: int, value_dim: int, like: Tensor, key: TokenInfo | None = None, mask: Mask = None
@@ -317,9 +317,9 @@ class LinearMechanism(Mechanism):
         return features if tokens.keep is None else features.kept(tokens.keep)
 
 
-def still_described(kind: Any, *methods: str) -> bool:
-    """Whether `feature_map` describes these methods of a class: a subclass may have changed one of them since."""
-    names = ("feature_map", *methods)
+def still_described(kind: Any, by: str, *methods: str) -> bool:
+    """Whether the method `by` describes these methods of a class: a subclass may have changed one of them since."""
+    names = (by, *methods)
     first, *others = (next(i for i, owner in enumerate(kind.__mro__) if name in vars(owner)) for name in names)
     return first <= min(others)
 

@@ -66,6 +66,11 @@ class Written(NamedTuple):
         """The same, but tokens where `keep` (broadcast to (.., S, 1)) is False leave the state unchanged."""
         return self.each(lambda x: x * keep.to(x.dtype))
 
+    def quiet(self, keep: Tensor) -> Written:
+        """The same without decay and strength where `keep` is False; keys and values may hold anything there."""
+        decay, strength = (None if x is None else x.where(keep, 0) for x in self[2:])
+        return self._replace(decay=decay, strength=strength)
+
     def narrow(self, start: int, stop: int) -> Written:
         """Keys `start` to `stop`."""
         return self.each(lambda x: x[..., start:stop, :])

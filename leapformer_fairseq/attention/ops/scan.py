@@ -20,7 +20,7 @@ from ..masks import ChunkMask, Mask, PrefixMask
 from . import cpu, dispatch
 from .segments import first_order
 
-ACTIVATIONS = ("none", "relu", "elu")  # numbered as in scan.c
+ACTIVATIONS = ("none", "relu", "elu", "direction")  # numbered as in scan.c
 SEGMENT = 1024  # tokens between saved states, as in scan.c
 PAIRS = 64  # queries that are compared in pairs with the keys of their block
 FEW = 1 << 17  # with fewer numbers in queries and keys, another thread does not pay
@@ -29,19 +29,21 @@ FEW = 1 << 17  # with fewer numbers in queries and keys, another thread does not
 class Map(NamedTuple):
     """How the kernel maps queries and keys x (B, H, T, D) to features.
 
-    activation: relu, elu + 1 or none.
+    activation: relu, elu + 1, direction (silu, then scaled to length one), or none.
     turns:      cosine and sine of every query and of every key, (B or 1, H or 1, T or S, 2): features are then
                 [x cos, x sin].
     networks:   proportion networks of queries and of keys that compute these angles, packed, (1 or H, numbers).
     hidden:     the width of their hidden layer; 0: none.
     raw:        they read x before the activation.
+    query_scale: factor of queries, if they are directions.
     """
 
-    activation: Literal["none", "relu", "elu"] = "none"
+    activation: Literal["none", "relu", "elu", "direction"] = "none"
     turns: tuple[Tensor, Tensor] | None = None
     networks: tuple[Tensor, Tensor] | None = None
     hidden: int = 0
     raw: bool = False
+    query_scale: float = 1.0
 
     @property
     def turned(self) -> bool:
@@ -91,7 +93,19 @@ def scan(
     return about.forward(inputs, saves=False)[:2]  # type: ignore[return-value]
 
 
-INPUTS = ("q", "k", "v", "query_turns", "key_turns", "query_network", "key_network", "decay", "strength", "keep", "first")
+INPUTS = (
+    "q",
+    "k",
+    "v",
+    "query_turns",
+    "key_turns",
+    "query_network",
+    "key_network",
+    "decay",
+    "strength",
+    "keep",
+    "first",
+)
 
 
 class _About(NamedTuple):
@@ -170,6 +184,7 @@ class _About(NamedTuple):
             segments=(queries + keys) // SEGMENT + 1,
             threads=1 if few else torch.get_num_threads(),
             floor=self.floor or 0.0,
+            query_scale=features.query_scale,
         )
 
 

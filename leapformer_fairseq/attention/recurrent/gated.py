@@ -89,7 +89,7 @@ class ForgetGate(Averaging):
         """The description of the feature map, without the gate."""
 
     def _is_described(self) -> bool:
-        return still_described(type(self), "map_queries", "map_keys", "queries", "written")
+        return still_described(type(self), "feature_map", "map_queries", "map_keys", "queries", "written")
 
     def kernel(self) -> LinearKernel | None:
         return replace(self.feature_map(), gate=self.gate.affine()) if self._is_described() else None

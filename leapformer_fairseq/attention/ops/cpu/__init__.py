@@ -79,7 +79,7 @@ class Scan(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("shared", "growing", "unit", "gain", "ahead", "block", "activation")),
         *((name, ctypes.c_int64) for name in ("turned", "hidden", "per_head", "raw", "normalizes", "segments")),
         ("threads", ctypes.c_int64),
-        ("floor", ctypes.c_double),
+        *((name, ctypes.c_double) for name in ("floor", "query_scale")),
         *((f"{name}_strides", ctypes.c_int64 * 3) for name in STRIDES),
         *((name, ctypes.c_void_p) for name in TENSORS),
     ]

@@ -35,7 +35,11 @@
 #define STRIP 16          /* queries whose scores are computed together */
 #define WRITTEN 64        /* keys that are written together where no query is between them */
 #define SEGMENT 1024      /* tokens between two states that are saved for the backward pass */
+#define SHORTEST 1e-6     /* vectors that are much shorter are not scaled to length one, as in ../../recurrent/delta.py */
 #define LITTLE 40         /* largest exponent of decays, as in ops/recurrent.py */
+
+/* Activations as in ../scan.py: max(x, 0), elu(x) + 1, and x sigmoid(x), scaled to length one. */
+enum { NONE, RELU, ELU, DIRECTION };
 
 /* As `Scan` in __init__.py. All strides are in numbers; the numbers of a token are contiguous. */
 typedef struct {
@@ -45,7 +49,7 @@ typedef struct {
     int64_t unit, gain;       /* of the growing queries, `unit` neighbours see `gain` keys more than those before */
     int64_t ahead;            /* of these keys, the last ones are not written to the state */
     int64_t block;            /* growing queries that are compared with their keys in pairs, a multiple of `unit` */
-    int64_t activation;       /* 0 none, 1 relu, 2 elu + 1 */
+    int64_t activation;       /* NONE, .. */
     int64_t turned;           /* features are [x cos, x sin] */
     int64_t hidden, per_head; /* width of proportion networks, 0 for one layer; whether each head has its own */
     int64_t raw;              /* proportion networks read vectors before the activation */
@@ -53,6 +57,7 @@ typedef struct {
     int64_t segments;         /* states that are saved of each head */
     int64_t threads;
     double floor;             /* of the normalizer */
+    double query_scale;       /* of queries as directions */
     int64_t q_strides[3], k_strides[3], v_strides[3], out_strides[3];             /* of batch entry, head, token */
     int64_t to_q_strides[3], to_k_strides[3], to_v_strides[3], to_out_strides[3]; /* of gradients */
     int64_t query_turns_strides[3], key_turns_strides[3];
@@ -79,6 +84,9 @@ typedef struct {
 } Block;
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Whether vectors before the activation are needed beside those after it. */
+static int needs_raw(const Scan *s) { return s->raw || s->activation == DIRECTION; }
 
 /* The most blocks that a head is cut into. */
 static int64_t most_blocks(const Scan *s) {

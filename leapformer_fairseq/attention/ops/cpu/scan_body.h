@@ -119,7 +119,7 @@ typedef struct {
     REAL *state, *state_back, *state_rows;             /* see `backward` */
     REAL *left, *grown, *rest, *taking, *system, *lags, *to_taking, *to_system; /* of the delta rule, see `solve` */
     NAME(Network) query_network, key_network;
-    REAL *raw_q, *raw_k;                               /* vectors before the activation, if networks read them */
+    REAL *raw_q, *raw_k;                               /* vectors before the activation, if they are needed */
 } NAME(Work);
 
 static int64_t NAME(padded)(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
@@ -179,8 +179,8 @@ static void NAME(lay_out)(NAME(Work) *w, int backward) {
     }
     NAME(lay_out_network)(w, &w->query_network, rows);
     NAME(lay_out_network)(w, &w->key_network, keys);
-    NAME(room)(w, &w->raw_q, s->raw ? rows * dim : 0);
-    NAME(room)(w, &w->raw_k, s->raw ? keys * dim : 0);
+    NAME(room)(w, &w->raw_q, needs_raw(s) ? rows * dim : 0);
+    NAME(room)(w, &w->raw_k, needs_raw(s) ? keys * dim : 0);
     if (!backward) return;
     NAME(room)(w, &w->v_columns, keys * values);
     NAME(room)(w, &w->to_scores, STRIP * keys);
@@ -221,26 +221,96 @@ static inline void NAME(fetch)(const NAME(Work) *w, const REAL *row, int64_t str
     for (int64_t d = 0; d < width; d += 64 / (int64_t)sizeof(REAL)) __builtin_prefetch(next + d);
 }
 
+/* Whether a key is padding. */
+static inline int NAME(is_padding)(const NAME(Work) *w, const uint8_t *keep, int64_t key) {
+    return keep && !keep[w->batch * w->s->keys + key];
+}
+
 /* Vectors (count, width) of tokens from t0 on into rows of `padded` numbers; zeros where `keep` is 0. */
 static void NAME(load)(const NAME(Work) *w, const REAL *x, const int64_t *strides, int64_t t0, int64_t count,
-                       int64_t width, int64_t padded, const uint8_t *keep, int64_t activation, REAL *out) {
+                       int64_t width, int64_t padded, const uint8_t *keep, REAL *out) {
     for (int64_t t = 0; t < count; t++, out += padded) {
         const REAL *row = x + NAME(place)(w, strides, t0 + t);
+        int64_t d = 0;
         NAME(fetch)(w, row, strides[2], count, width);
-        if (keep && !keep[w->batch * w->s->keys + t0 + t]) {
+        if (NAME(is_padding)(w, keep, t0 + t)) {
             memset(out, 0, padded * sizeof(REAL));
             continue;
         }
-        int64_t d = 0;
         for (; d + LANES <= width; d += LANES) *(VEC *)(out + d) = *(const VEC *)(row + d);
         for (; d < padded; d++) out[d] = d < width ? row[d] : 0;
-        if (activation == 1)
-            for (d = 0; d < padded; d += LANES) *(VEC *)(out + d) = NAME(where)(*(VEC *)(out + d) < 0, (VEC){0}, *(VEC *)(out + d));
-        else if (activation == 2)
-            for (d = 0; d < width; d++) {
-                const REAL below = JOINED(exp, REAL)(out[d] > 0 ? 0 : out[d]);
-                out[d] = out[d] > 0 ? out[d] + 1 : below;
+    }
+}
+
+static void NAME(store)(const NAME(Work) *w, void *to_x, const int64_t *strides, int64_t t0, int64_t count,
+                        int64_t width, int64_t padded, const uint8_t *keep, const REAL *gradients) {
+    for (int64_t t = 0; t < count; t++, gradients += padded) {
+        REAL *row = (REAL *)to_x + NAME(place)(w, strides, t0 + t);
+        int64_t d = 0;
+        NAME(fetch)(w, row, strides[2], count, width);
+        if (NAME(is_padding)(w, keep, t0 + t)) {
+            memset(row, 0, width * sizeof(REAL));
+            continue;
+        }
+        for (; d + LANES <= width; d += LANES) *(VEC *)(row + d) = *(const VEC *)(gradients + d);
+        for (; d < width; d++) row[d] = gradients[d];
+    }
+}
+
+static REAL NAME(dot)(const REAL *a, const REAL *b, int64_t count) {
+    VEC sums = {0};
+    for (int64_t i = 0; i < count; i += LANES) sums += *(const VEC *)(a + i) * *(const VEC *)(b + i);
+    return NAME(total)(sums);
+}
+
+static inline REAL NAME(sigmoid)(REAL x) { return 1 / (1 + JOINED(exp, REAL)(-x)); }
+
+/* 1 / |x| of a vector that was scaled to length one, as in ../unit.py. */
+static inline REAL NAME(inverse_length)(const REAL *x, int64_t dim) {
+    return 1 / (REAL)sqrt(NAME(dot)(x, x, dim) + SHORTEST * SHORTEST);
+}
+
+/* Applies the activation to vectors (count, dim) of tokens from t0 on, in place; padding stays zeros. */
+static void NAME(activate)(const NAME(Work) *w, REAL *x, int64_t t0, int64_t count, const uint8_t *keep, REAL scale) {
+    const int64_t dim = w->dim, activation = w->s->activation;
+    for (int64_t t = 0; t < count && activation; t++, x += dim) {
+        if (activation == RELU)
+            for (int64_t d = 0; d < dim; d += LANES) *(VEC *)(x + d) = NAME(where)(*(VEC *)(x + d) < 0, (VEC){0}, *(VEC *)(x + d));
+        else if (activation == ELU && !NAME(is_padding)(w, keep, t0 + t))
+            for (int64_t d = 0; d < w->s->dim; d++) {
+                const REAL below = JOINED(exp, REAL)(x[d] > 0 ? 0 : x[d]);
+                x[d] = x[d] > 0 ? x[d] + 1 : below;
             }
+        else if (activation == DIRECTION) {
+            for (int64_t d = 0; d < dim; d++) x[d] *= NAME(sigmoid)(x[d]);
+            const REAL factor = scale * NAME(inverse_length)(x, dim);
+            for (int64_t d = 0; d < dim; d += LANES) *(VEC *)(x + d) *= factor;
+        }
+    }
+}
+
+/* Turns gradients of `mapped` vectors into those of vectors before the activation, `raw` ones. */
+static void NAME(activate_back)(const NAME(Work) *w, const REAL *mapped, const REAL *raw, int64_t count, REAL scale,
+                                REAL *gradients) {
+    const int64_t dim = w->dim, activation = w->s->activation;
+    const VEC zero = {0}, one = zero + 1;
+    for (int64_t t = 0; t < count && activation; t++, mapped += dim, gradients += dim) {
+        if (activation == RELU)
+            for (int64_t d = 0; d < dim; d += LANES)
+                *(VEC *)(gradients + d) = NAME(where)(*(const VEC *)(mapped + d) > 0, *(VEC *)(gradients + d), zero);
+        else if (activation == ELU) /* the derivative is min(1, output) */
+            for (int64_t d = 0; d < dim; d += LANES)
+                *(VEC *)(gradients + d) *= NAME(where)(*(const VEC *)(mapped + d) < 1, *(const VEC *)(mapped + d), one);
+        else if (activation == DIRECTION) {
+            const REAL *x = raw + t * dim;
+            REAL silu[dim];
+            for (int64_t d = 0; d < dim; d++) silu[d] = x[d] * NAME(sigmoid)(x[d]);
+            const REAL inverse = NAME(inverse_length)(silu, dim), along = NAME(dot)(silu, gradients, dim) * inverse * inverse;
+            for (int64_t d = 0; d < dim; d++) {
+                const REAL share = NAME(sigmoid)(x[d]), to_silu = scale * inverse * (gradients[d] - along * silu[d]);
+                gradients[d] = to_silu * (share + silu[d] * (1 - share));
+            }
+        }
     }
 }
 
@@ -270,12 +340,6 @@ static void NAME(expand_back)(const NAME(Work) *w, const REAL *x, const REAL *co
         }
         if (to_angles) to_angles[t] += NAME(total)(turn);
     }
-}
-
-static REAL NAME(dot)(const REAL *a, const REAL *b, int64_t count) {
-    VEC sums = {0};
-    for (int64_t i = 0; i < count; i += LANES) sums += *(const VEC *)(a + i) * *(const VEC *)(b + i);
-    return NAME(total)(sums);
 }
 
 /* A state as given, (F, E + normalizes), into (values, features) with the normalizer's row behind; or back. */
@@ -381,14 +445,16 @@ static const REAL *NAME(proportions_back)(const NAME(Work) *w, NAME(Network) *n,
     return n->to_x;
 }
 
-/* The gradients that reach tokens through their network: added to those of mapped tokens, or, if it reads them before
- * the activation, returned. */
-static const REAL *NAME(through_network)(const NAME(Work) *w, NAME(Network) *n, const REAL *mapped, const REAL *raw,
-                                         int64_t count, REAL *to_mapped) {
-    const REAL *to_x = NAME(proportions_back)(w, n, w->s->raw ? raw : mapped, count);
-    if (w->s->raw) return to_x;
-    for (int64_t i = 0; i < count * w->dim; i++) to_mapped[i] += to_x[i];
-    return NULL;
+/* Turns gradients of mapped tokens into those of the tokens, with what reaches these through their network. */
+static void NAME(tokens_back)(const NAME(Work) *w, NAME(Network) *n, const REAL *mapped, const REAL *raw, int64_t count,
+                              REAL scale, REAL *gradients) {
+    const int64_t numbers = w->s->query_network ? count * w->dim : 0;
+    const REAL *to_x = numbers ? NAME(proportions_back)(w, n, w->s->raw ? raw : mapped, count) : NULL;
+    if (!w->s->raw)
+        for (int64_t i = 0; i < numbers; i++) gradients[i] += to_x[i];
+    NAME(activate_back)(w, mapped, raw, count, scale, gradients);
+    if (w->s->raw)
+        for (int64_t i = 0; i < numbers; i++) gradients[i] += to_x[i];
 }
 
 /* ------------------------------------------------------------------------------------------------------------ blocks */
@@ -527,13 +593,15 @@ static void NAME(load_block)(NAME(Work) *w, const Block *b, const REAL *state, i
     const REAL *decays = NAME(of_keys)(w, s->decay, b->s0);
     w->nq = b->t1 - b->t0, w->nk = b->s1 - b->s0, w->width = NAME(padded)(w->nk);
     w->written = least(w->nk, s->ahead ? s->gain - s->ahead : w->nk);
-    NAME(load)(w, s->q, s->q_strides, b->t0, w->nq, s->dim, w->dim, NULL, s->activation, w->q);
-    NAME(load)(w, s->k, s->k_strides, b->s0, w->nk, s->dim, w->dim, s->keep, s->activation, w->k);
-    NAME(load)(w, s->v, s->v_strides, b->s0, w->nk, s->values, w->values, s->keep, 0, w->v);
-    if (s->raw) {
-        NAME(load)(w, s->q, s->q_strides, b->t0, w->nq, s->dim, w->dim, NULL, 0, w->raw_q);
-        NAME(load)(w, s->k, s->k_strides, b->s0, w->nk, s->dim, w->dim, s->keep, 0, w->raw_k);
+    NAME(load)(w, s->q, s->q_strides, b->t0, w->nq, s->dim, w->dim, NULL, w->q);
+    NAME(load)(w, s->k, s->k_strides, b->s0, w->nk, s->dim, w->dim, s->keep, w->k);
+    NAME(load)(w, s->v, s->v_strides, b->s0, w->nk, s->values, w->values, s->keep, w->v);
+    if (needs_raw(s)) {
+        memcpy(w->raw_q, w->q, w->nq * w->dim * sizeof(REAL));
+        memcpy(w->raw_k, w->k, w->nk * w->dim * sizeof(REAL));
     }
+    NAME(activate)(w, w->q, b->t0, w->nq, NULL, s->query_scale);
+    NAME(activate)(w, w->k, b->s0, w->nk, s->keep, 1);
     if (s->query_network) {
         NAME(proportions)(w, &w->query_network, s->raw ? w->raw_q : w->q, w->nq, w->q_cos, w->q_sin);
         NAME(proportions)(w, &w->key_network, s->raw ? w->raw_k : w->k, w->nk, w->k_cos, w->k_sin);
@@ -679,10 +747,10 @@ static void NAME(load_gradients)(const NAME(Work) *w, const Block *b) {
     const Scan *s = w->s;
     const int64_t values = w->values;
     const REAL floor = s->floor, *norms = s->normalizer;
-    NAME(load)(w, s->to_out, s->to_out_strides, b->t0, w->nq, s->values, values, NULL, 0, w->to_sums);
+    NAME(load)(w, s->to_out, s->to_out_strides, b->t0, w->nq, s->values, values, NULL, w->to_sums);
     if (!s->normalizes) return;
     norms += (w->batch * s->heads + w->head) * s->queries + b->t0;
-    NAME(load)(w, s->out, s->out_strides, b->t0, w->nq, s->values, values, NULL, 0, w->sums);
+    NAME(load)(w, s->out, s->out_strides, b->t0, w->nq, s->values, values, NULL, w->sums);
     for (int64_t i = 0; i < w->nq; i++) {
         REAL *to_sums = w->to_sums + i * values;
         const REAL scale = 1 / (norms[i] < floor ? floor : norms[i]);
@@ -759,27 +827,6 @@ static void NAME(add_to_rows)(const REAL *factors, const REAL *x, int64_t count,
         for (int64_t f = 0; f < width; f++) b[f] += (factors ? factors[n] : 1) * x[f];
 }
 
-/* Gradients of tokens: those of mapped ones (count, padded) times the derivative of the map, and `raw` ones, or none;
- * 0 where `keep` is. */
-static void NAME(store)(const NAME(Work) *w, void *to_x, const int64_t *strides, int64_t t0, int64_t count,
-                        int64_t width, int64_t padded, const REAL *mapped, REAL *gradients, int64_t activation,
-                        const REAL *raw, const uint8_t *keep) {
-    for (int64_t t = 0; t < count; t++, mapped += padded, gradients += padded) {
-        REAL *row = (REAL *)to_x + NAME(place)(w, strides, t0 + t);
-        int64_t d = 0;
-        NAME(fetch)(w, row, strides[2], count, width);
-        for (int64_t e = 0; activation && e < padded; e += LANES) {
-            const VEC x = *(const VEC *)(mapped + e), one = (VEC){0} + 1; /* of elu + 1: min(1, x) */
-            const VEC derivative = activation == 1 ? NAME(where)(x > 0, one, one - one) : NAME(where)(x < 1, x, one);
-            *(VEC *)(gradients + e) *= derivative;
-        }
-        for (int64_t e = 0; raw && e < padded; e += LANES) *(VEC *)(gradients + e) += *(const VEC *)(raw + t * padded + e);
-        if (keep && !keep[w->batch * w->s->keys + t0 + t]) memset(gradients, 0, width * sizeof(REAL));
-        for (; d + LANES <= width; d += LANES) *(VEC *)(row + d) = *(VEC *)(gradients + d);
-        for (; d < width; d++) row[d] = gradients[d];
-    }
-}
-
 /* Gradients of the block's queries, keys and values, given the state before it and the gradient of the state after it,
  * which becomes the gradient of the state before; both are (values, features) with the normalizer's row behind. */
 static void NAME(block_back)(NAME(Work) *w, const Block *b, const REAL *state, REAL *back) {
@@ -818,16 +865,15 @@ static void NAME(block_back)(NAME(Work) *w, const Block *b, const REAL *state, R
             for (int64_t f = 0; f < size + features; f++) back[f] *= factor;
         }
         if (s->strength) NAME(multiply)(s->values, dim, w->nk, w->to_v, 1, values, w->taking, dim, back, dim, 1);
-        const REAL *raw = s->query_network ? NAME(through_network)(w, &w->key_network, w->k, w->raw_k, w->nk, w->to_k) : NULL;
-        NAME(store)(w, s->to_k, s->to_k_strides, b->s0, w->nk, s->dim, dim, w->k, w->to_k, s->activation, raw,
-                    s->keep);
-        NAME(store)(w, s->to_v, s->to_v_strides, b->s0, w->nk, s->values, values, w->v, w->to_v, 0, NULL, s->keep);
+        NAME(tokens_back)(w, &w->key_network, w->k, w->raw_k, w->nk, 1, w->to_k);
+        NAME(store)(w, s->to_k, s->to_k_strides, b->s0, w->nk, s->dim, dim, s->keep, w->to_k);
+        NAME(store)(w, s->to_v, s->to_v_strides, b->s0, w->nk, s->values, values, s->keep, w->to_v);
     }
     if (!w->nq) return;
     NAME(multiply)(s->values, features, w->nq, w->to_sums, 1, values, w->reading, features, back, features, 1);
     if (s->normalizes) NAME(add_rows)(w->to_norms, w->reading, w->nq, features, back + size);
-    const REAL *raw = s->query_network ? NAME(through_network)(w, &w->query_network, w->q, w->raw_q, w->nq, w->to_q) : NULL;
-    NAME(store)(w, s->to_q, s->to_q_strides, b->t0, w->nq, s->dim, dim, w->q, w->to_q, s->activation, raw, NULL);
+    NAME(tokens_back)(w, &w->query_network, w->q, w->raw_q, w->nq, s->query_scale, w->to_q);
+    NAME(store)(w, s->to_q, s->to_q_strides, b->t0, w->nq, s->dim, dim, NULL, w->to_q);
 }
 
 /* From the last segment to the first: the states before its blocks are computed again from the saved one, then come
