@@ -22,7 +22,7 @@ from .decoding import step_of
 from .decoding.rows import RowsStep
 from .decoding.step import Step
 from .kernels import Projections
-from .layers import is_hooked, is_plain
+from .layers import is_hooked, is_plain, within
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask, numbers_of
 from .mechanism import Execution, Mechanism, State
 from .tokens import TokenInfo
@@ -67,6 +67,10 @@ class Memory:
         """The next `count` query columns."""
         if self.positions is not None:
             return TokenInfo(self.positions, self.lengths, keep)
+        if keep is None and self.padded is None:
+            return TokenInfo(
+                torch.arange(self.queries + 1, self.queries + count + 1, device=device)[None], self.lengths
+            )
         seen = torch.full((1,), self.queries, device=device)
         seen = seen if self.padded is None else seen - self.padded
         return TokenInfo.following(seen, count, keep).of_length(self.lengths)
@@ -161,7 +165,7 @@ class AttentionBlock(nn.Module):
             getattr(self, name).requires_grad_(False)
         mechanism.receive(self._projections())
         self._prepared: tuple[list[tuple[int, int]], Step | None] | None = None
-        self._types = {name: type(module) for name, module in mechanism.named_modules()}
+        self._types = [type(module) for module in within(mechanism)]
 
     # ------------------------------------------------------------------------------- what a subclass knows about a pass
     def lengths(self) -> Tensor | None:
@@ -355,11 +359,11 @@ class AttentionBlock(nn.Module):
         linear = [projection for projection in projections if projection is not None]
         if not all(map(is_plain, linear)):
             return None
-        for name, module in self.mechanism.named_modules():
-            if is_hooked(module) or self._types.get(name) is not type(module):
-                return None
-        parts = [*linear, self.mechanism]
-        parameters = [parameter for part in parts for parameter in part.parameters()]
+        modules = within(self.mechanism)
+        if [type(module) for module in modules] != self._types or any(map(is_hooked, modules)):
+            return None
+        parts = [*linear, *modules]
+        parameters = [parameter for part in parts for parameter in part._parameters.values() if parameter is not None]
         stamp = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in parameters]
         prepared = self._prepared  # read once, since another thread may drop it
         if prepared is None or prepared[0] != stamp:

@@ -16,6 +16,14 @@ def is_hooked(layer: nn.Module) -> bool:
     )  # fmt: skip
 
 
+def within(layer: nn.Module) -> list[nn.Module]:
+    """The layer and all that it consists of. `modules()` makes a name for each, which takes longer than a step does."""
+    found = [layer]
+    for module in found:
+        found += [child for child in module._modules.values() if child is not None]
+    return found
+
+
 def is_plain(layer: nn.Module) -> bool:
     """Whether the layer is a Linear without hooks, so that its weight and bias can be used without calling it."""
     return type(layer) is nn.Linear and not is_hooked(layer)

@@ -62,9 +62,9 @@ class ProportionNetwork(nn.Module):
         return self.weights[0].shape[-1] if len(self.weights) > 1 else 0
 
     def packed(self) -> Tensor:
-        rows = 1 if self.shared else len(self.weights[0])
-        layers = [part for pair in zip(self.weights, self.biases, strict=True) for part in pair]
-        return torch.cat([part.reshape(rows, -1) for part in layers], 1)
+        sides = (part._parameters.values() for part in (self.weights, self.biases))  # indexing a list is slower
+        layers = [part for pair in zip(*sides, strict=True) for part in pair if part is not None]
+        return torch.cat([part.reshape(1 if self.shared else len(part), -1) for part in layers], 1)
 
     def halves(self, x: Tensor) -> Tensor:
         """cos(pi/2 p) and sin(pi/2 p), (B, H, T, 2), for a graph: few operators on rows, one of them a cosine.

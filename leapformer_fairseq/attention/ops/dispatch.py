@@ -104,9 +104,10 @@ _overrides: dict[str, Any] = {}
 
 def bounds(device: torch.device) -> Bounds:
     """The bounds in force on a device. Other devices than CPUs and GPUs, such as `meta`, have those of a GPU."""
-    defaults = BOUNDS.get(device.type, BOUNDS["cuda"])
-    changes = {**_from_environment(os.environ.get(VARIABLE, "")), **_overrides}
-    return replace(defaults, **changes) if changes else defaults
+    defaults, text = BOUNDS.get(device.type, BOUNDS["cuda"]), os.environ.get(VARIABLE)
+    if not text and not _overrides:
+        return defaults
+    return replace(defaults, **{**_from_environment(text or ""), **_overrides})
 
 
 @contextmanager

@@ -26,6 +26,9 @@ PAIRS = 64  # queries that are compared in pairs with the keys of their block
 FEW = 1 << 17  # with fewer numbers in queries and keys, another thread does not pay
 
 
+_Strides = ctypes.c_int64 * 3
+
+
 class Map(NamedTuple):
     """How the kernel maps queries and keys x (B, H, T, D) to features.
 
@@ -55,8 +58,8 @@ IDENTITY = Map()
 
 def runs(*tensors: Tensor) -> bool:
     """Whether the kernel is there and can read these tensors."""
-    kinds = {x.dtype for x in tensors}
-    if kinds not in ({torch.float32}, {torch.float64}) or any(x.device.type != "cpu" for x in tensors):
+    kind = tensors[0].dtype
+    if kind not in (torch.float32, torch.float64) or any(x.dtype != kind or not x.is_cpu for x in tensors):
         return False
     return not dispatch.is_traced() and dispatch.bounds(tensors[0].device).kernels and cpu.scan() is not None
 
@@ -241,6 +244,6 @@ def _call(sizes: cpu.Scan, tensors: dict[str, Tensor], backward: bool) -> None:
     for name, x in tensors.items():
         setattr(sizes, name, x.data_ptr())
         if name in cpu.Scan.STRIDES:
-            setattr(sizes, f"{name}_strides", (ctypes.c_int64 * 3)(*x.stride()[:3]))
+            setattr(sizes, f"{name}_strides", _Strides(*x.stride()[:3]))
     if library.leapformer_scan(ctypes.byref(sizes), tensors["q"].dtype == torch.float64, backward):
         raise MemoryError("there is no memory for the buffers of attention; read shorter texts or smaller batches")
