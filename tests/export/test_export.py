@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from fairseq.data import LanguagePairDataset
+from fairseq.tasks.language_modeling import LanguageModelingTask
 
 from leapformer_fairseq.attention import MECHANISMS, State, TokenInfo
 from leapformer_fairseq.attention.linear.base import LinearMechanism, SeparateState
@@ -31,6 +33,7 @@ from leapformer_fairseq.export.states import Held, held, keys_of, tensors_of
 from leapformer_fairseq.export.streaming import Writing
 from leapformer_fairseq.export.write import export_language_model, export_translation
 from leapformer_fairseq.models.loading import load_model
+from leapformer_fairseq.models.task import adapt
 from leapformer_fairseq.runtime.__main__ import main
 from leapformer_fairseq.runtime.beam import Search, go_on
 from leapformer_fairseq.runtime.engine import Graphs
@@ -271,8 +274,9 @@ def test_tasks_that_add_tokens_are_refused(where, tmp_path):
     assert multilingual_of(Tagging("")) is None
 
 
-def test_language_models_that_begin_with_a_language_are_refused(language):
-    task = language[1]
+def test_language_models_that_begin_with_a_language_are_refused():
+    task = LanguageModelingTask(SimpleNamespace(add_bos_token=False), WORDS, output_dictionary=WORDS)
+    adapt(task, Namespace(), "language_modeling")
     check_task(task, task.target_dictionary.eos())
     with pytest.raises(LeapformerError, match="adds tokens to what a model reads or writes, and not only"):
         check_task(task, 7)
