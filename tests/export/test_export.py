@@ -19,6 +19,8 @@ import pytest
 import torch
 from fairseq.data import LanguagePairDataset
 from fairseq.tasks.language_modeling import LanguageModelingTask
+from torch.onnx._constants import ONNX_DEFAULT_OPSET
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from leapformer_fairseq.attention import MECHANISMS, State, TokenInfo
 from leapformer_fairseq.attention.linear.base import LinearMechanism, SeparateState
@@ -194,6 +196,13 @@ def test_small_numbers_stay_in_a_graph(tmp_path):
     )
     for ours, theirs in zip(Guarded()(x), found, strict=True):
         torch.testing.assert_close(torch.from_numpy(theirs.numpy()), ours, rtol=1e-7, atol=0)
+
+
+def test_torchs_table_of_operators_is_made_once_and_is_its_own_again():
+    before = vars(ONNXRegistry)["from_torchlib"]
+    with write._one_table():
+        one, other = (ONNXRegistry().from_torchlib(opset_version=ONNX_DEFAULT_OPSET) for _ in range(2))
+    assert one is other and one.functions and vars(ONNXRegistry)["from_torchlib"] is before
 
 
 def padded_sources_are_read(model: Any, path: Path) -> None:
