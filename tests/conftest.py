@@ -17,8 +17,10 @@ from leapformer_fairseq import register
 from leapformer_fairseq.support import user_dir
 
 from . import covering, made
+from .composing import compose_quickly
 
 torch.set_num_threads(1)
+compose_quickly()
 # A loader that was left in the middle, as by a command that fails, waits so long for each of its workers.
 torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the trainings that tests start, whose last digits depend on it

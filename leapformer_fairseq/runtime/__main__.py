@@ -15,7 +15,7 @@ from ..support import ending
 from ..support.errors import LeapformerError, explained
 from ..support.lines import decoded, read_lines, waiting
 from ..support.options import add_options, at_least, choice, parse
-from ..support.progress import Watch, progress, unwatched
+from ..support.progress import Watch, part_of, progress, unwatched
 from .beam import Search
 from .folder import RECORDINGS, SPEECH, SYNTHESIS, Folder
 from .languages import marks_of
@@ -154,16 +154,10 @@ def _text(argv: list[str]) -> int:
 
 def _translate(translator: Translator, search: Search, args: argparse.Namespace, watch: Watch, total: int) -> int:
     prefixes = iter(() if args.prefixes is None else read_lines(args.prefixes, "--prefixes"))
-    read, done, refused, unknown = 0, 0, 0, Counter[str]()
-
-    def count(lines: int) -> None:
-        nonlocal done
-        done += lines
-        watch(done, total)
-
+    read, refused, unknown = 0, 0, Counter[str]()
     options: dict[str, Any] = {"search": search, "nbest": args.nbest, "batch_tokens": args.batch_tokens}
     options |= {"source": args.source_lang, "target": args.target_lang, "alignments": args.alignments}
-    options |= {"seed": np.random.default_rng(args.seed), "watch": count}
+    options["seed"] = np.random.default_rng(args.seed)
     stdin: Any = sys.stdin.buffer  # which typeshed declares without read1
     for some in waiting(stdin):
         lines = [_pieces(translator, search, line, read + i, args.too_long) for i, line in enumerate(some, 1)]
@@ -171,8 +165,9 @@ def _translate(translator: Translator, search: Search, args: argparse.Namespace,
         readable = [pieces for pieces in lines if pieces is not None]
         begins = [begin for begin, pieces in zip(begins, lines, strict=False) if pieces is not None]
         unknown.update(piece for pieces in readable for piece in translator.unknown(pieces))
-        count(lines.count(None))
-        found = translator.translate(readable, prefixes=begins, **options)
+        done = read + lines.count(None)
+        watch(done, total)
+        found = translator.translate(readable, prefixes=begins, watch=part_of(watch, done, total), **options)
         for pieces in lines:
             _print([EMPTY] if pieces is None else next(found), args.scores, args.alignments)
         read, refused = read + len(lines), refused + lines.count(None)

@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from operator import length_hint
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from ..support.errors import LeapformerError
+from ..support.progress import Watch, part_of, unwatched
 from .beam import Hypothesis, Search, go_on, translate
 from .ctranslate2 import CTranslate2
 from .engine import Graphs
@@ -25,10 +27,6 @@ Batched = Callable[..., list[list[Hypothesis]]]  # as `beam.translate`, without 
 Alone = Callable[..., list[Hypothesis]]  # as `beam.go_on`, without the graphs
 BATCH_TOKENS = 1_000
 AHEAD = 2_000  # lines that are read before the first is translated, so that those of a batch have about one length
-
-
-def unwatched(lines: int) -> None:
-    """Ignore progress."""
 
 
 class TooLong(LeapformerError):
@@ -104,7 +102,7 @@ class Translator:
         target: str | None = None,
         seed: int | np.random.Generator = 1,
         cut: bool = False,
-        watch: Callable[[int], object] = unwatched,
+        watch: Watch = unwatched,
     ) -> Iterator[list[Text]]:
         """The best `nbest` translations, or continuations, of each line, in the order of the lines.
 
@@ -116,7 +114,7 @@ class Translator:
         source, target: languages, of a model of several; None: those of the folder.
         seed:         of sampling. What is drawn depends on it and on the number of the line, not on batches.
         cut:          read what can be read of a line that is too long.
-        watch:        called with the number of lines when some of those that were read are done.
+        watch:        called with the number of lines that are done, and of all, or 0 if that is unknown.
 
         The translation of an empty line is empty. Raises TooLong for a line that is too long for the model, and
         LeapformerError for alignments if the folder has none, and for a language that it does not know.
@@ -129,7 +127,7 @@ class Translator:
                 f"prefixes: {self.folder.path} goes on with each line, which is the prefix; leave them out"
             )
         options.check(nbest)
-        numbered = iter(lines)
+        total, numbered = length_hint(lines), iter(lines)
         read = 0
         while some := list(islice(numbered, ahead)):
             pieces = [line if isinstance(line, list) else self._read(line, options, cut) for line in some]
@@ -142,7 +140,7 @@ class Translator:
                     batch_tokens,
                     alignments,
                     chances.spawn(len(some)) if options.sampling else (),
-                    watch,
+                    part_of(watch, read, total),
                     marks,
                 )
             )
@@ -190,13 +188,13 @@ class Translator:
         batch_tokens: int = BATCH_TOKENS,
         alignments: bool = False,
         chances: Chances = (),
-        watch: Callable[[int], object] = unwatched,
+        watch: Watch = unwatched,
         marks: Marks | None = None,
     ) -> list[list[Hypothesis]]:
         """All hypotheses for the `pieces` of each line; none for an empty line of a translation model.
 
-        `chances`: of sampling, the random numbers of each line. `watch`: as of `translate`. `marks`: of the languages,
-        with which tokens begin; None: those of the folder.
+        `chances`: of sampling, the random numbers of each line. `watch`: as of `translate`, of these lines. `marks`: of
+        the languages, with which tokens begin; None: those of the folder.
         """
         if alignments:
             self.folder.align_layer()
@@ -205,7 +203,7 @@ class Translator:
         if self.folder.task == LANGUAGE:  # a prompt may be empty
             for place, prompt in enumerate(numbers):
                 found[place] = self._go_on(prompt, options, chances[place : place + 1])
-                watch(1)
+                watch(place + 1, len(lines))
             return found
         before, after, first, begin = marks or marks_of(self.folder)
         around = (len(before), len(after)) if alignments else None
@@ -215,7 +213,7 @@ class Translator:
             begins = [begin] * len(lines)
         order = [place for place, line in enumerate(numbers) if line]
         order.sort(key=lambda place: len(sources[place]))
-        watch(len(sources) - len(order))
+        watch(len(lines) - len(order), len(lines))
         while order:
             count = max(1, batch_tokens // len(sources[order[-1]]))  # the longest first: memory is largest at once
             batch, order = order[-count:], order[:-count]
@@ -223,7 +221,7 @@ class Translator:
             results = self._search(_those(sources, batch), options, some, _those(chances, batch), around, first)
             for place, hypotheses in zip(batch, results, strict=True):
                 found[place] = hypotheses
-            watch(len(batch))
+            watch(len(lines) - len(order), len(lines))
         return found
 
 

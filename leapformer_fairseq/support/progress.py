@@ -19,6 +19,11 @@ def unwatched(done: int, total: int, what: str = "") -> None:
     """Ignore progress."""
 
 
+def part_of(watch: Watch, before: int, total: int) -> Watch:
+    """The callback for a part of work of which `before` of `total` units were done when the part began."""
+    return lambda done, _, what="": watch(before + done, total)
+
+
 @contextmanager
 def progress(title: str, unit: str) -> Iterator[Watch]:
     """Yield a callback that draws a bar on standard error, at most once a second; a total of 0 is an unknown one.

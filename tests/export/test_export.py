@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,9 @@ from typing import Any
 import pytest
 import torch
 from fairseq.data import LanguagePairDataset
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from torch.onnx._constants import ONNX_DEFAULT_OPSET
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from leapformer_fairseq.attention import MECHANISMS, State, TokenInfo
 from leapformer_fairseq.attention.linear.base import LinearMechanism, SeparateState
@@ -31,6 +35,7 @@ from leapformer_fairseq.export.states import Held, held, keys_of, tensors_of
 from leapformer_fairseq.export.streaming import Writing
 from leapformer_fairseq.export.write import export_language_model, export_translation
 from leapformer_fairseq.models.loading import load_model
+from leapformer_fairseq.models.task import adapt
 from leapformer_fairseq.runtime.__main__ import main
 from leapformer_fairseq.runtime.beam import Search, go_on
 from leapformer_fairseq.runtime.engine import Graphs
@@ -193,6 +198,13 @@ def test_small_numbers_stay_in_a_graph(tmp_path):
         torch.testing.assert_close(torch.from_numpy(theirs.numpy()), ours, rtol=1e-7, atol=0)
 
 
+def test_torchs_table_of_operators_is_made_once_and_is_its_own_again():
+    before = vars(ONNXRegistry)["from_torchlib"]
+    with write._one_table():
+        one, other = (ONNXRegistry().from_torchlib(opset_version=ONNX_DEFAULT_OPSET) for _ in range(2))
+    assert one is other and one.functions and vars(ONNXRegistry)["from_torchlib"] is before
+
+
 def padded_sources_are_read(model: Any, path: Path) -> None:
     """Of sources padded on the left, as in fairseq, a graph makes the model's states of cross-attention."""
     path.mkdir(exist_ok=True)
@@ -271,8 +283,9 @@ def test_tasks_that_add_tokens_are_refused(where, tmp_path):
     assert multilingual_of(Tagging("")) is None
 
 
-def test_language_models_that_begin_with_a_language_are_refused(language):
-    task = language[1]
+def test_language_models_that_begin_with_a_language_are_refused():
+    task = LanguageModelingTask(SimpleNamespace(add_bos_token=False), WORDS, output_dictionary=WORDS)
+    adapt(task, Namespace(), "language_modeling")
     check_task(task, task.target_dictionary.eos())
     with pytest.raises(LeapformerError, match="adds tokens to what a model reads or writes, and not only"):
         check_task(task, 7)

@@ -68,9 +68,12 @@ def test_batches_equal_single_lines(translator, lines, tokens, ahead):
     together = list(translator.translate(lines, nbest=4, batch_tokens=tokens, ahead=ahead, search=SEARCH))
     assert [[one.text for one in found] for found in together] == [[one.text for one in found] for found in alone]
     assert [one.text for one in together[lines.index("")]] == [""]
-    done = list[int]()
-    list(translator.translate(lines, batch_tokens=tokens, ahead=ahead, search=SEARCH, watch=done.append))
-    assert sum(done) == len(lines) and len(done) > 1
+    for given, total in ((lines, len(lines)), ((line for line in lines), 0)):
+        seen = list[tuple[int, int]]()
+        watch = lambda *done: seen.append(done)  # noqa: B023, E731
+        list(translator.translate(given, batch_tokens=tokens, ahead=ahead, search=SEARCH, watch=watch))
+        assert {of for _, of in seen} == {total} and len(seen) > 1
+        assert sorted(seen) == seen and seen[-1][0] == len(lines)
     for ours, theirs in zip(together, alone, strict=True):
         assert all(abs(one.score - other.score) < 1e-5 for one, other in zip(ours, theirs, strict=True))
 
@@ -174,9 +177,11 @@ def test_samples_depend_on_the_seed_and_not_on_batches(translator, lines):
 @pytest.mark.full  # its graphs are made for the full tier alone
 def test_language_models_go_on_with_each_line():
     translator = Translator(language_model().exported)
-    done, search = list[int](), Search(beam=2, max_len_b=8)
-    found = list(translator.translate(["the dog", "", "old"], nbest=2, search=search, watch=done.append))
-    assert done == [1, 1, 1] and [len(some) for some in found] == [2, 2, 2] and found[0][0].text.startswith("the dog")
+    done, search = list[tuple[int, int]](), Search(beam=2, max_len_b=8)
+    lines, watch = ["the dog", "", "old"], lambda *some: done.append(some)
+    found = list(translator.translate(lines, nbest=2, search=search, watch=watch))
+    assert done == [(1, 3), (2, 3), (3, 3)]
+    assert [len(some) for some in found] == [2, 2, 2] and found[0][0].text.startswith("the dog")
 
 
 def test_alignments_are_those_of_fairseq(lines):
