@@ -48,7 +48,7 @@ def _options(name: str) -> str:
 --dtype {choice(DTYPES)}...  default: float32, on a GPU bfloat16, too
 --seed SEED:int = 1     of the random inputs
 {f"--protocol (leapformer|luna) = leapformer  {whose}" if name == "lra" else ""}
-{"--threads N:int = 1     of the processor" if name == "targets" else ""}
+{"--threads N:int = 1     of the processor" if name in ("attention", "targets") else ""}
 {calls.study_options("cases")}
 """
 

@@ -334,7 +334,8 @@ def scan_described(
     q, k, v, query, key, mask = x
     first = None if state is None else _kv(state)
     q, k, v = map(accumulated, (q, k, v))
-    if kernel.rotation is not None or not scan.runs(q, k, v, *([] if first is None else [first])):
+    one_layer = any(not network.hidden for network in kernel.networks)
+    if kernel.rotation is not None or one_layer or not scan.runs(q, k, v, *([] if first is None else [first])):
         return None
     features = scan.Map(kernel.activation)
     with without_autocast(q.device):

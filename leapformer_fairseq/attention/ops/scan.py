@@ -36,7 +36,7 @@ class Map(NamedTuple):
     turns:      cosine and sine of every query and of every key, (B or 1, H or 1, T or S, 2): features are then
                 [x cos, x sin].
     networks:   proportion networks of queries and of keys that compute these angles, packed, (1 or H, numbers).
-    hidden:     the width of their hidden layer; 0: none.
+    hidden:     the width of their hidden layer.
     raw:        they read x before the activation.
     query_scale: factor of queries, if they are directions.
     """

@@ -1,12 +1,16 @@
 """Speed and memory of every execution of every attention mechanism, compared with torch's softmax attention (SDPA).
 
 Method: 8 heads of 32 dimensions, batch = max(1, 2048 / N) for the longer side N; float32 unless the device says
-otherwise; one thread. A measurement is one forward pass and one backward pass with the gradients of q, k, v and all
-parameters of the mechanism. On a CPU it is the CPU time of the thread, on a GPU wall time. All executions of all
-mechanisms and SDPA take turns in one process; the median is reported. Ratio = time of SDPA / time of ours. SDPA gets
-`is_causal` if that suffices, else a boolean mask. "auto" is the execution that the dispatch chooses. On a GPU, if they
-are available, SDPA restricted to FlashAttention, and our features with the kernels of flash-linear-attention ("fla"),
-are also measured.
+otherwise; one thread, unless the signature says so. A measurement is one forward pass and one backward pass with the
+gradients of q, k, v and all parameters of the mechanism. With one thread of a CPU it is its CPU time, otherwise wall
+time. All executions of all mechanisms and SDPA take turns in one process; the median is reported. Ratio = time of SDPA
+/ time of ours. SDPA gets `is_causal` if that suffices, else a boolean mask. "auto" is the execution that the dispatch
+chooses. On a GPU, if they are available, SDPA restricted to FlashAttention, and our features with the kernels of
+flash-linear-attention ("fla"), are also measured.
+
+"share" is the number of operations a second, forward and backward, as a part of that in a product of two matrices of
+1,024 x 1,024. The operations are those that torch counts in our forms in PyTorch, and in SDPA, under a causal mask half
+of them.
 
 The "step" is one more token of causal self-attention with N tokens in the state, compared with a preallocated KV cache
 (batch 1): the mechanism alone, in PyTorch operations. Models decode with a fused step, see the benchmark "decode".
@@ -25,6 +29,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from ...attention import CAUSAL, MECHANISMS, Mechanism, PrefixMask, TokenInfo, build
 from ...attention.ops import dispatch
@@ -33,6 +38,7 @@ from . import measure, peers
 from .tables import Shown
 
 HEADS, HEAD_DIM = 8, 32
+SIDE, PRODUCT = 1024, ("a product of matrices", "")
 SDPA = "sdpa"
 # required options, and sizes for the longest sequence
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -53,6 +59,7 @@ SECONDS = 20.0  # per case
 TITLE = "Attention: speed and memory"
 TABLES = (
     Shown("Forward and backward: times as fast as SDPA", "times", "ratio", "forward_backward_ms", SDPA, ("auto", SDPA)),
+    Shown("Operations a second, as a part of a product's", "times", "share", "share", SDPA, ("auto", SDPA)),
     Shown("Forward: times as fast as SDPA", "times", "ratio_forward", "forward_ms", SDPA, ("auto", SDPA)),
     Shown("One step of generation: times as fast as a KV cache", "steps", "ratio", "us", "softmax"),
     Shown("Peak memory, forward and backward: times that of SDPA", "memory", "ratio", "peak_mib", SDPA),
@@ -93,37 +100,41 @@ MEMORY_CASE, QUICK_MEMORY_CASE = Case("causal", 16384, 16384), Case("causal", 20
 # SDPA's time over that of "auto", forward and backward, on one CPU thread, at least
 AIMS: dict[str, dict[Case, float]] = {
     "leap": {
-        Case("causal", 512, 512): 1.6,
-        Case("causal", 2048, 2048): 3.5,
-        Case("causal", 16384, 16384): 25.0,
-        Case("bidirectional", 512, 512): 3.0,
-        Case("bidirectional", 2048, 2048): 12.0,
-        Case("bidirectional", 8192, 8192): 35.0,
+        Case("causal", 512, 512): 2.0,
+        Case("causal", 2048, 2048): 6.0,
+        Case("causal", 16384, 16384): 35.0,
+        Case("bidirectional", 512, 512): 4.0,
+        Case("bidirectional", 2048, 2048): 14.0,
+        Case("bidirectional", 8192, 8192): 50.0,
         Case("wait-k", 256, 2000): 2.0,
-        Case("wait-k", 512, 4000): 3.5,
-        Case("wait-k", 1024, 8000): 7.0,
+        Case("wait-k", 512, 4000): 4.0,
+        Case("wait-k", 1024, 8000): 8.0,
     },
     "delta": {
-        Case("causal", 512, 512): 1.0,
-        Case("causal", 2048, 2048): 2.0,
-        Case("causal", 8192, 8192): 8.0,
+        Case("causal", 512, 512): 1.2,
+        Case("causal", 2048, 2048): 3.0,
+        Case("causal", 8192, 8192): 12.0,
     },
 }
 MEMORY_AIM_OF = "leap"
 MEMORY_AIM = 1.2  # peak memory of leap over that of SDPA, at most
 
 
-def cases(names: list[str], places: list[measure.Place], quick: bool) -> Iterator[measure.Case]:
-    """Rows of `times`, `steps` and `memory`. The mechanisms must have passed `disagreement`."""
+def cases(names: list[str], places: list[measure.Place], quick: bool, threads: int = 1) -> Iterator[measure.Case]:
+    """Rows of `times`, `steps` and `memory`; with several threads of `times` only, without aims.
+
+    The mechanisms must have passed `disagreement`.
+    """
     seconds = SECONDS / 10 if quick else SECONDS
     memory_case = QUICK_MEMORY_CASE if quick else MEMORY_CASE
     for place in places:
         for case in QUICK_CASES if quick else CASES:
-            yield measure.case(f"{place}: {case}", "times", times, case, names, place, seconds)
-            if case.kind == "causal":
+            yield measure.case(f"{place}: {case}", "times", times, case, names, place, seconds, threads == 1)
+            if case.kind == "causal" and threads == 1:
                 about = f"{place}: a step after {case.keys:,} keys"
                 yield measure.case(about, "steps", steps, case.keys, names, place, seconds / 10)
-        yield measure.case(f"{place}: memory of {memory_case}", "memory", memory, memory_case, names, place)
+        if threads == 1:
+            yield measure.case(f"{place}: memory of {memory_case}", "memory", memory, memory_case, names, place)
 
 
 def make(name: str, device: torch.device | str = "cpu") -> Mechanism:
@@ -167,7 +178,9 @@ def disagreement(name: str) -> str | None:
     return None if error < PARITY else f"token by token it differs from the reference by {error:.1e}"
 
 
-def times(case: Case, names: list[str], place: measure.Place, seconds: float) -> list[dict[str, Any]]:
+def times(
+    case: Case, names: list[str], place: measure.Place, seconds: float, aimed: bool = True
+) -> list[dict[str, Any]]:
     """Time every execution of the mechanisms, in milliseconds; SDPA is in the first row."""
     inputs = _inputs(case, place)
     grad = torch.randn_like(inputs[0])
@@ -181,8 +194,12 @@ def times(case: Case, names: list[str], place: measure.Place, seconds: float) ->
                 ways[name, execution] = partial(mechanism, **tokens, mask=case.mask, execution=execution)
     parameters = [parameter for mechanism in mechanisms.values() for parameter in mechanism.parameters()]
     calls = {label: partial(_time, way, inputs, parameters, grad) for label, way in ways.items()}
-    medians = measure.medians(calls, seconds)
+    operations = {label: _operations(call) for label, call in calls.items() if label[1] in ("auto", SDPA)}
+    if case.kind == "causal":
+        operations[SDPA, SDPA] /= 2
+    medians = measure.medians({**calls, PRODUCT: partial(_product, place)}, seconds)
     base_forward, base = medians[SDPA, SDPA]
+    (product,) = medians.pop(PRODUCT)
     return [
         {
             **_labels(case, place, name, form),
@@ -190,7 +207,8 @@ def times(case: Case, names: list[str], place: measure.Place, seconds: float) ->
             "forward_backward_ms": both * 1e3,
             "ratio_forward": base_forward / forward,
             "ratio": base / both,
-            "aim": AIMS.get(name, {}).get(case) if form == "auto" and place.has_aims else None,
+            "share": operations[name, form] / both / (2 * SIDE**3 / product) if (name, form) in operations else None,
+            "aim": AIMS.get(name, {}).get(case) if form == "auto" and aimed and place.has_aims else None,
         }
         for (name, form), (forward, both) in medians.items()
     ]
@@ -279,6 +297,30 @@ def _time(
     middle = measure.clock(grad.device)
     out.backward(grad)
     return middle - start, measure.clock(grad.device) - start
+
+
+def _operations(call: Callable[[], object]) -> float:
+    """Operations of a call in PyTorch, as torch counts them."""
+
+    def attention(q: Any, k: Any, v: Any, *unused: Any, **others: Any) -> int:
+        return sdpa_flop_count(q, k, v)
+
+    def attention_back(grad: Any, q: Any, k: Any, v: Any, *unused: Any, **others: Any) -> int:
+        return sdpa_backward_flop_count(grad, q, k, v)
+
+    fused = {
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_back,
+    }
+    with dispatch.override(kernels=False), FlopCounterMode(display=False, custom_mapping=fused) as counter:
+        call()
+    return float(counter.get_total_flops())
+
+
+def _product(place: measure.Place) -> measure.Seconds:
+    """Time a product of two matrices."""
+    a = torch.randn(SIDE, SIDE, device=place.device, dtype=place.dtype)
+    return measure.timed(place.device, torch.mm, a, a)
 
 
 def _step(extend: Callable[[], object], device: torch.device) -> measure.Seconds:

@@ -87,11 +87,11 @@ def exports(place: Place) -> bool:
 
 
 def clock(device: torch.device) -> float:
-    """Seconds: on a CPU the CPU time of this thread, so that other programs do not count; on a GPU wall time."""
+    """Seconds: with one thread of a CPU its CPU time, so that other programs do not count; otherwise wall time."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        return time.perf_counter()
-    return time.thread_time()
+    several = device.type == "cuda" or torch.get_num_threads() > 1
+    return time.perf_counter() if several else time.thread_time()
 
 
 def timed(device: torch.device, call: Callable[..., object], *arguments: object) -> Seconds:

@@ -51,7 +51,7 @@ typedef struct {
     int64_t block;            /* growing queries that are compared with their keys in pairs, a multiple of `unit` */
     int64_t activation;       /* NONE, .. */
     int64_t turned;           /* features are [x cos, x sin] */
-    int64_t hidden, per_head; /* width of proportion networks, 0 for one layer; whether each head has its own */
+    int64_t hidden, per_head; /* hidden units of proportion networks; whether each head has its own */
     int64_t raw;              /* proportion networks read vectors before the activation */
     int64_t normalizes;       /* the state has a column for the normalizer, by which sums are divided */
     int64_t segments;         /* states that are saved of each head */

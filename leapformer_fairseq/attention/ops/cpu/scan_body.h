@@ -83,17 +83,16 @@ static void NAME(transpose)(const REAL *x, int64_t m, int64_t n, int64_t ldx, RE
         }
 }
 
-/* A proportion network of the head at hand: p = sigmoid(last . relu(weight^T x + bias) + last_bias), without a hidden
- * layer sigmoid(last . x + last_bias). It comes packed in this order. */
+/* A proportion network of the head at hand, p = sigmoid(last . relu(weight^T x + bias) + last_bias), and its gradients.
+ * Its layer has a row for each hidden unit, in which tokens are neighbours. */
 typedef struct {
-    int64_t inputs, hidden, width; /* D, the width of the hidden layer, and it padded to vectors */
-    REAL *weight, *columns;        /* (dim, width); transposed, (hidden, dim) */
-    REAL *bias, *last;             /* (width), without a hidden layer `last` is (dim) */
-    REAL last_bias;
-    REAL *to_weight, *to_bias, *to_last, to_last_bias; /* gradients */
-    REAL *layer;                                       /* (n, width) of the block's tokens */
-    REAL *slopes;                                      /* (n) derivatives of the angle */
-    REAL *to_angles, *to_layer, *to_x;                 /* (n), (n, width), (n, dim) */
+    int64_t hidden, room;                      /* hidden units; tokens of the block, padded to vectors */
+    const REAL *weight, *bias, *last;          /* as they come, packed: (D, hidden), (hidden), (hidden), last_bias */
+    REAL *columns;                             /* weight transposed, (hidden, dim) */
+    REAL *x, *layer, *to_layer;                /* (dim, room), (hidden, room) */
+    REAL *slopes, *to_angles, *to_x;           /* (room) of the angles, (room), (room, dim) */
+    REAL *to_weight, *to_bias, *to_last;       /* (hidden, dim), (hidden, LANES) to be summed */
+    VEC to_last_bias;
 } NAME(Network);
 
 /* What one thread works with: sizes, the head and the block at hand, and buffers. */
@@ -129,25 +128,23 @@ static void NAME(room)(NAME(Work) *w, REAL **buffer, int64_t count) {
     w->used += NAME(padded)(count);
 }
 
-
 static void NAME(lay_out_network)(NAME(Work) *w, NAME(Network) *n, int64_t tokens) {
-    const int64_t width = NAME(padded)(w->s->hidden), dim = w->dim, last = width ? width : dim;
-    n->inputs = w->s->dim, n->hidden = w->s->hidden, n->width = width;
-    REAL **weights[] = {&n->weight, &n->to_weight, &n->columns};
-    for (int i = 0; i < 3; i++) NAME(room)(w, weights[i], dim * width);
-    REAL **rows[] = {&n->bias, &n->to_bias, &n->last, &n->to_last};
-    for (int i = 0; i < 4; i++) NAME(room)(w, rows[i], last);
+    const int64_t hidden = n->hidden = w->s->hidden, dim = w->dim;
+    REAL **by_token[] = {&n->layer, &n->to_layer}, **of_parameters[] = {&n->columns, &n->to_weight};
+    for (int i = 0; i < 2; i++) NAME(room)(w, by_token[i], hidden * tokens);
+    for (int i = 0; i < 2; i++) NAME(room)(w, of_parameters[i], hidden * dim);
+    NAME(room)(w, &n->x, hidden ? dim * tokens : 0);
+    NAME(room)(w, &n->to_x, hidden ? dim * tokens : 0);
+    NAME(room)(w, &n->to_bias, hidden * LANES);
+    NAME(room)(w, &n->to_last, hidden * LANES);
     NAME(room)(w, &n->slopes, tokens);
     NAME(room)(w, &n->to_angles, tokens);
-    NAME(room)(w, &n->layer, tokens * width);
-    NAME(room)(w, &n->to_layer, tokens * width);
-    NAME(room)(w, &n->to_x, tokens * dim);
 }
 
 /* The buffers; called once without an arena to measure it, and once with it. */
 static void NAME(lay_out)(NAME(Work) *w, int backward) {
     const Scan *s = w->s;
-    const int64_t rows = s->block > WRITTEN ? s->block : WRITTEN, gained = s->block / s->unit * s->gain;
+    const int64_t rows = NAME(padded)(s->block > WRITTEN ? s->block : WRITTEN), gained = s->block / s->unit * s->gain;
     const int64_t keys = NAME(padded)(gained > WRITTEN ? gained : WRITTEN), dim = w->dim, values = w->values;
     const int64_t features = w->features;
     REAL **of_queries[] = {&w->norms, &w->q_cos, &w->q_sin, &w->read_cos, &w->read_sin, &w->to_norms};
@@ -365,20 +362,21 @@ static REAL *NAME(state_at)(const NAME(Work) *w, const void *states, int64_t cou
 
 /* ---------------------------------------------------------------------------------------------- proportion networks */
 
-/* The packed network of the head at hand; its gradients become zeros. */
+/* How many numbers a packed network has. */
+static int64_t NAME(packed_size)(const Scan *s) { return (s->dim + 2) * s->hidden + 1; }
+
+/* The network of the head at hand; its gradients become zeros. */
 static void NAME(load_network)(const NAME(Work) *w, const void *packed, NAME(Network) *n) {
-    const int64_t size = n->inputs * n->hidden + n->hidden + (n->hidden ? n->hidden : n->inputs) + 1;
-    const REAL *next = (const REAL *)packed + (w->s->per_head ? w->head * size : 0);
-    const int64_t last = n->hidden ? n->hidden : n->inputs;
-    REAL *matrices[] = {n->weight, n->columns, n->to_weight}, *rows[] = {n->bias, n->last, n->to_bias, n->to_last};
-    for (int i = 0; i < 3; i++) memset(matrices[i], 0, w->dim * n->width * sizeof(REAL));
-    for (int i = 0; i < 4; i++) memset(rows[i], 0, (n->width ? n->width : w->dim) * sizeof(REAL));
-    n->to_last_bias = 0;
-    for (int64_t d = 0; d < n->inputs; d++)
-        for (int64_t h = 0; h < n->hidden; h++) n->weight[d * n->width + h] = n->columns[h * w->dim + d] = *next++;
-    for (int64_t h = 0; h < n->hidden; h++) n->bias[h] = *next++;
-    for (int64_t h = 0; h < last; h++) n->last[h] = *next++;
-    n->last_bias = *next;
+    const int64_t hidden = n->hidden, dim = w->dim;
+    n->weight = (const REAL *)packed + (w->s->per_head ? w->head * NAME(packed_size)(w->s) : 0);
+    n->bias = n->weight + w->s->dim * hidden, n->last = n->bias + hidden;
+    memset(n->columns, 0, hidden * dim * sizeof(REAL));
+    for (int64_t d = 0; d < w->s->dim; d++)
+        for (int64_t h = 0; h < hidden; h++) n->columns[h * dim + d] = n->weight[d * hidden + h];
+    memset(n->to_weight, 0, hidden * dim * sizeof(REAL));
+    memset(n->to_bias, 0, hidden * LANES * sizeof(REAL));
+    memset(n->to_last, 0, hidden * LANES * sizeof(REAL));
+    n->to_last_bias = (VEC){0};
 }
 
 static void NAME(load_networks)(NAME(Work) *w) {
@@ -388,29 +386,32 @@ static void NAME(load_networks)(NAME(Work) *w) {
 }
 
 static void NAME(store_network)(const NAME(Work) *w, const NAME(Network) *n, void *packed) {
-    const int64_t last = n->hidden ? n->hidden : n->inputs, size = n->inputs * n->hidden + n->hidden + last + 1;
-    REAL *next = (REAL *)packed + (w->batch * w->s->heads + w->head) * size;
-    for (int64_t d = 0; d < n->inputs; d++)
-        for (int64_t h = 0; h < n->hidden; h++) *next++ = n->to_weight[d * n->width + h];
-    for (int64_t h = 0; h < n->hidden; h++) *next++ = n->to_bias[h];
-    for (int64_t h = 0; h < last; h++) *next++ = n->to_last[h];
-    *next = n->to_last_bias;
+    const int64_t head = w->batch * w->s->heads + w->head;
+    REAL *next = (REAL *)packed + head * NAME(packed_size)(w->s);
+    for (int64_t d = 0; d < w->s->dim; d++)
+        for (int64_t h = 0; h < n->hidden; h++) *next++ = n->to_weight[h * w->dim + d];
+    for (int64_t h = 0; h < n->hidden; h++) *next++ = NAME(total)(*(VEC *)(n->to_bias + h * LANES));
+    for (int64_t h = 0; h < n->hidden; h++) *next++ = NAME(total)(*(VEC *)(n->to_last + h * LANES));
+    *next = NAME(total)(n->to_last_bias);
 }
 
 /* Cosines and sines of the angles pi / 2 * p of tokens x (count, dim). */
-static void NAME(proportions)(const NAME(Work) *w, NAME(Network) *n, const REAL *x, int64_t count, REAL *cos,
-                              REAL *sin) {
-    const int64_t dim = w->dim, width = n->width;
-    if (width) NAME(multiply)(count, width, n->inputs, x, dim, 1, n->weight, width, n->layer, width, 0);
-    for (int64_t t = 0; t < count; t++) {
-        REAL *layer = n->layer + t * width;
-        for (int64_t h = 0; h < width; h += LANES) {
-            const VEC y = *(VEC *)(layer + h) + *(const VEC *)(n->bias + h);
-            *(VEC *)(layer + h) = NAME(where)(y < 0, (VEC){0}, y);
+static void NAME(proportions)(const NAME(Work) *w, NAME(Network) *n, REAL *x, int64_t count, REAL *cos, REAL *sin) {
+    const int64_t dim = w->dim, hidden = n->hidden, room = n->room = NAME(padded)(count);
+    memset(x + count * dim, 0, (room - count) * dim * sizeof(REAL));
+    NAME(transpose)(x, room, dim, dim, n->x, room);
+    NAME(multiply)(hidden, room, w->s->dim, n->weight, 1, hidden, n->x, room, n->layer, room, 0);
+    for (int64_t t = 0; t < room; t += LANES) {
+        VEC sum = n->last[hidden] - (VEC){0};
+        for (int64_t h = 0; h < hidden; h++) {
+            VEC *unit = (VEC *)(n->layer + h * room + t);
+            *unit += n->bias[h];
+            *unit = NAME(where)(*unit < 0, (VEC){0}, *unit);
+            sum += n->last[h] * *unit;
         }
-        n->slopes[t] = NAME(dot)(width ? layer : x + t * dim, n->last, width ? width : dim) + n->last_bias;
+        *(VEC *)(n->slopes + t) = sum;
     }
-    for (int64_t t = 0; t < count; t++) {
+    for (int64_t t = 0; t < room; t++) {
         const REAL e = JOINED(exp, REAL)(-n->slopes[t]), p = 1 / (1 + e), rest = e / (1 + e);
         sin[t] = JOINED(turn, REAL)(p);
         cos[t] = JOINED(turn, REAL)(rest);
@@ -418,30 +419,22 @@ static void NAME(proportions)(const NAME(Work) *w, NAME(Network) *n, const REAL 
     }
 }
 
-/* Adds the gradients of the network's parameters, and returns those of its input, given those of the angles. */
+/* Adds the gradients of the network's parameters, and returns those of its input x, given those of the angles. */
 static const REAL *NAME(proportions_back)(const NAME(Work) *w, NAME(Network) *n, const REAL *x, int64_t count) {
-    const int64_t dim = w->dim, width = n->width;
-    for (int64_t t = 0; t < count; t++) {
-        const REAL to_y = n->to_angles[t] * n->slopes[t];
-        n->to_last_bias += to_y;
-        if (!width) {
-            for (int64_t d = 0; d < dim; d++) {
-                n->to_last[d] += to_y * x[t * dim + d];
-                n->to_x[t * dim + d] = to_y * n->last[d];
-            }
-            continue;
-        }
-        for (int64_t h = 0; h < width; h += LANES) {
-            const VEC layer = *(VEC *)(n->layer + t * width + h), last = *(VEC *)(n->last + h);
-            const VEC to_layer = NAME(where)(layer > 0, last * to_y, (VEC){0});
-            *(VEC *)(n->to_layer + t * width + h) = to_layer;
-            *(VEC *)(n->to_last + h) += layer * to_y;
-            *(VEC *)(n->to_bias + h) += to_layer;
+    const int64_t dim = w->dim, hidden = n->hidden, room = n->room;
+    for (int64_t t = 0; t < room; t += LANES) {
+        const VEC to_sum = *(VEC *)(n->to_angles + t) * *(VEC *)(n->slopes + t);
+        n->to_last_bias += to_sum;
+        for (int64_t h = 0; h < hidden; h++) {
+            const VEC unit = *(VEC *)(n->layer + h * room + t);
+            const VEC to_unit = NAME(where)(unit > 0, n->last[h] * to_sum, (VEC){0});
+            *(VEC *)(n->to_layer + h * room + t) = to_unit;
+            *(VEC *)(n->to_bias + h * LANES) += to_unit;
+            *(VEC *)(n->to_last + h * LANES) += unit * to_sum;
         }
     }
-    if (!width) return n->to_x;
-    NAME(multiply)(n->inputs, width, count, x, 1, dim, n->to_layer, width, n->to_weight, width, 1);
-    NAME(multiply)(count, dim, n->hidden, n->to_layer, width, 1, n->columns, dim, n->to_x, dim, 0);
+    NAME(multiply)(hidden, dim, count, n->to_layer, room, 1, x, dim, n->to_weight, dim, 1);
+    NAME(multiply)(count, dim, hidden, n->to_layer, 1, room, n->columns, dim, n->to_x, dim, 0);
     return n->to_x;
 }
 
@@ -834,8 +827,8 @@ static void NAME(block_back)(NAME(Work) *w, const Block *b, const REAL *state, R
     const int64_t dim = w->dim, values = w->values, features = w->features, size = values * features;
     REAL *to_query_angles = w->query_network.to_angles, *to_key_angles = w->key_network.to_angles;
     NAME(load_block)(w, b, state, 1);
-    memset(to_query_angles, 0, w->nq * sizeof(REAL));
-    memset(to_key_angles, 0, w->nk * sizeof(REAL));
+    memset(to_query_angles, 0, NAME(padded)(w->nq) * sizeof(REAL));
+    memset(to_key_angles, 0, w->width * sizeof(REAL));
     if (w->nq) {
         NAME(load_gradients)(w, b);
         NAME(multiply)(w->nq, features, s->values, w->to_sums, values, 1, state, features, w->to_reading, features, 0);
