@@ -114,7 +114,7 @@ typedef struct {
     REAL *sums, *norms;                                /* (nq, values), (nq) */
     REAL *to_sums, *to_norms, *to_q, *to_k, *to_v, *to_reading, *to_writing; /* gradients */
     REAL *along_cos, *along_sin;                       /* (nk) gradients of the factors of keys */
-    REAL *later, *earlier;                             /* (nk) gradients of decays, see `decays_back` */
+    REAL *later;                                       /* (nk) gradients of decays, see `decays_back` */
     REAL *state, *state_back, *state_rows;             /* see `backward` */
     REAL *left, *grown, *rest, *taking, *system, *lags, *to_taking, *to_system; /* of the delta rule, see `solve` */
     NAME(Network) query_network, key_network;
@@ -123,71 +123,43 @@ typedef struct {
 
 static int64_t NAME(padded)(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
-static void NAME(room)(NAME(Work) *w, REAL **buffer, int64_t count) {
-    *buffer = w->arena ? w->arena + w->used : NULL;
-    w->used += NAME(padded)(count);
-}
-
-static void NAME(lay_out_network)(NAME(Work) *w, NAME(Network) *n, int64_t tokens) {
-    const int64_t hidden = n->hidden = w->s->hidden, dim = w->dim;
-    REAL **by_token[] = {&n->layer, &n->to_layer}, **of_parameters[] = {&n->columns, &n->to_weight};
-    for (int i = 0; i < 2; i++) NAME(room)(w, by_token[i], hidden * tokens);
-    for (int i = 0; i < 2; i++) NAME(room)(w, of_parameters[i], hidden * dim);
-    NAME(room)(w, &n->x, hidden ? dim * tokens : 0);
-    NAME(room)(w, &n->to_x, hidden ? dim * tokens : 0);
-    NAME(room)(w, &n->to_bias, hidden * LANES);
-    NAME(room)(w, &n->to_last, hidden * LANES);
-    NAME(room)(w, &n->slopes, tokens);
-    NAME(room)(w, &n->to_angles, tokens);
-}
-
 /* The buffers; called once without an arena to measure it, and once with it. */
 static void NAME(lay_out)(NAME(Work) *w, int backward) {
     const Scan *s = w->s;
-    const int64_t rows = NAME(padded)(s->block > WRITTEN ? s->block : WRITTEN), gained = s->block / s->unit * s->gain;
-    const int64_t keys = NAME(padded)(gained > WRITTEN ? gained : WRITTEN), dim = w->dim, values = w->values;
-    const int64_t features = w->features;
-    REAL **of_queries[] = {&w->norms, &w->q_cos, &w->q_sin, &w->read_cos, &w->read_sin, &w->to_norms};
-    REAL **of_keys[] = {&w->k_cos, &w->k_sin, &w->write_cos, &w->write_sin, &w->along_cos, &w->along_sin,
-                        &w->later, &w->earlier};
+    const int64_t gained = s->block / s->unit * s->gain, dim = w->dim, features = w->features, values = w->values;
+    const int64_t rows = NAME(padded)(s->block > WRITTEN ? s->block : WRITTEN);
+    const int64_t keys = NAME(padded)(gained > WRITTEN ? gained : WRITTEN), state = features * (values + 1);
+    const int64_t raw = needs_raw(s) ? dim : 0, delta = s->strength ? 1 : 0, back = backward ? 1 : 0;
+    NAME(Network) *q = &w->query_network, *k = &w->key_network;
+    const int64_t hidden = q->hidden = k->hidden = s->hidden, inputs = hidden ? dim : 0;
+    const struct {
+        REAL **buffer;
+        int64_t numbers;
+    } rooms[] = {
+        {&w->q, rows * dim}, {&w->k, keys * dim}, {&w->v, keys * values}, {&w->raw_q, rows * raw},
+        {&w->raw_k, keys * raw}, {&w->k_columns, keys * dim}, {&w->v_columns, back * keys * values},
+        {&w->q_cos, rows}, {&w->q_sin, rows}, {&w->read_cos, rows}, {&w->read_sin, rows}, {&w->reading, rows * features},
+        {&w->k_cos, keys}, {&w->k_sin, keys}, {&w->write_cos, keys}, {&w->write_sin, keys},
+        {&w->writing, keys * features}, {&w->total, keys + 1}, {&w->scores, STRIP * keys}, {&w->sums, rows * values},
+        {&w->norms, rows}, {&w->state, state}, {&w->state_rows, state}, {&w->state_back, back * state},
+        {&w->to_q, back * rows * dim}, {&w->to_k, back * keys * dim}, {&w->to_v, back * keys * values},
+        {&w->to_scores, back * STRIP * keys}, {&w->to_sums, back * rows * values}, {&w->to_norms, rows},
+        {&w->to_reading, back * rows * features}, {&w->to_writing, back * keys * features}, {&w->along_cos, keys},
+        {&w->along_sin, keys}, {&w->later, keys}, {&w->left, keys}, {&w->grown, keys},
+        {&w->rest, delta * keys * values}, {&w->taking, delta * keys * dim}, {&w->to_taking, delta * keys * dim},
+        {&w->system, delta * keys * keys}, {&w->lags, delta * keys * keys}, {&w->to_system, delta * keys * keys},
+        {&q->layer, rows * hidden}, {&q->to_layer, rows * hidden}, {&q->x, rows * inputs}, {&q->to_x, rows * inputs},
+        {&q->columns, hidden * dim}, {&q->to_weight, hidden * dim}, {&q->to_bias, hidden * LANES},
+        {&q->to_last, hidden * LANES}, {&q->slopes, rows}, {&q->to_angles, rows},
+        {&k->layer, keys * hidden}, {&k->to_layer, keys * hidden}, {&k->x, keys * inputs}, {&k->to_x, keys * inputs},
+        {&k->columns, hidden * dim}, {&k->to_weight, hidden * dim}, {&k->to_bias, hidden * LANES},
+        {&k->to_last, hidden * LANES}, {&k->slopes, keys}, {&k->to_angles, keys},
+    };
     w->used = 0;
-    for (int i = 0; i < 6; i++) NAME(room)(w, of_queries[i], rows);
-    for (int i = 0; i < 8; i++) NAME(room)(w, of_keys[i], keys);
-    NAME(room)(w, &w->total, keys + 1);
-    NAME(room)(w, &w->q, rows * dim);
-    NAME(room)(w, &w->k, keys * dim);
-    NAME(room)(w, &w->k_columns, keys * dim);
-    NAME(room)(w, &w->v, keys * values);
-    NAME(room)(w, &w->reading, rows * features);
-    NAME(room)(w, &w->writing, keys * features);
-    NAME(room)(w, &w->scores, STRIP * keys);
-    NAME(room)(w, &w->sums, rows * values);
-    NAME(room)(w, &w->state, features * (values + 1));
-    NAME(room)(w, &w->state_rows, features * values);
-    if (s->strength) {
-        NAME(room)(w, &w->left, keys);
-        NAME(room)(w, &w->grown, keys);
-        NAME(room)(w, &w->rest, keys * values);
-        NAME(room)(w, &w->taking, keys * dim);
-        NAME(room)(w, &w->system, keys * keys);
-        NAME(room)(w, &w->lags, keys * keys);
-        NAME(room)(w, &w->to_taking, backward ? keys * dim : 0);
-        NAME(room)(w, &w->to_system, backward ? keys * keys : 0);
+    for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) {
+        *rooms[i].buffer = w->arena ? w->arena + w->used : NULL;
+        w->used += NAME(padded)(rooms[i].numbers);
     }
-    NAME(lay_out_network)(w, &w->query_network, rows);
-    NAME(lay_out_network)(w, &w->key_network, keys);
-    NAME(room)(w, &w->raw_q, needs_raw(s) ? rows * dim : 0);
-    NAME(room)(w, &w->raw_k, needs_raw(s) ? keys * dim : 0);
-    if (!backward) return;
-    NAME(room)(w, &w->v_columns, keys * values);
-    NAME(room)(w, &w->to_scores, STRIP * keys);
-    NAME(room)(w, &w->to_sums, rows * values);
-    NAME(room)(w, &w->to_q, rows * dim);
-    NAME(room)(w, &w->to_k, keys * dim);
-    NAME(room)(w, &w->to_v, keys * values);
-    NAME(room)(w, &w->to_reading, rows * features);
-    NAME(room)(w, &w->to_writing, keys * features);
-    NAME(room)(w, &w->state_back, features * (values + 1));
 }
 
 static int NAME(begin)(NAME(Work) *w, const Scan *s, int backward) {
@@ -635,14 +607,14 @@ static void NAME(load_block)(NAME(Work) *w, const Block *b, const REAL *state, i
 /* The state S (values, features), transposed, and the normalizer's row after the block: S = e^total S + V^T K. */
 static void NAME(write)(const NAME(Work) *w, REAL *state) {
     const int64_t features = w->features, size = features * w->values;
-    REAL *norm = state + size;
+    REAL *norm = state + size, one = 1;
     if (w->s->decay) {
         const REAL factor = JOINED(exp, REAL)(w->total[w->written]);
         for (int64_t i = 0; i < size + features; i++) state[i] *= factor;
     }
     NAME(multiply)(w->s->values, features, w->written, w->v, 1, w->values, w->writing, features, state, features, 1);
-    for (int64_t j = 0; w->s->normalizes && j < w->written; j++)
-        for (int64_t f = 0; f < features; f++) norm[f] += w->writing[j * features + f];
+    if (w->s->normalizes)
+        NAME(multiply)(1, features, w->written, &one, 0, 0, w->writing, features, norm, features, 1);
 }
 
 /* Scores of `rows` queries from number i on with the first keys of the block, 0 where a query does not see a key; how
@@ -808,23 +780,13 @@ static void NAME(decays_back)(NAME(Work) *w, const Block *b, const REAL *state, 
     }
 }
 
-/* Adds each row of b, times a number, to x. */
-static void NAME(add_rows)(const REAL *factors, const REAL *b, int64_t count, int64_t width, REAL *x) {
-    for (int64_t n = 0; n < count; n++, b += width)
-        for (int64_t f = 0; f < width; f++) x[f] += factors[n] * b[f];
-}
-
-/* Adds x to each row of b, times a number. */
-static void NAME(add_to_rows)(const REAL *factors, const REAL *x, int64_t count, int64_t width, REAL *b) {
-    for (int64_t n = 0; n < count; n++, b += width)
-        for (int64_t f = 0; f < width; f++) b[f] += (factors ? factors[n] : 1) * x[f];
-}
-
 /* Gradients of the block's queries, keys and values, given the state before it and the gradient of the state after it,
  * which becomes the gradient of the state before; both are (values, features) with the normalizer's row behind. */
 static void NAME(block_back)(NAME(Work) *w, const Block *b, const REAL *state, REAL *back) {
     const Scan *s = w->s;
     const int64_t dim = w->dim, values = w->values, features = w->features, size = values * features;
+    const REAL *norm = state + size, one = 1;
+    REAL *norm_back = back + size;
     REAL *to_query_angles = w->query_network.to_angles, *to_key_angles = w->key_network.to_angles;
     NAME(load_block)(w, b, state, 1);
     memset(to_query_angles, 0, NAME(padded)(w->nq) * sizeof(REAL));
@@ -832,7 +794,8 @@ static void NAME(block_back)(NAME(Work) *w, const Block *b, const REAL *state, R
     if (w->nq) {
         NAME(load_gradients)(w, b);
         NAME(multiply)(w->nq, features, s->values, w->to_sums, values, 1, state, features, w->to_reading, features, 0);
-        if (s->normalizes) NAME(add_to_rows)(w->to_norms, state + size, w->nq, features, w->to_reading);
+        if (s->normalizes)
+            NAME(multiply)(w->nq, features, 1, w->to_norms, 1, 0, norm, features, w->to_reading, features, 1);
         memset(w->to_q, 0, w->nq * dim * sizeof(REAL));
         NAME(expand_back)(w, w->q, w->read_cos, w->read_sin, w->nq, w->to_reading, w->to_q, to_query_angles);
     }
@@ -850,7 +813,8 @@ static void NAME(block_back)(NAME(Work) *w, const Block *b, const REAL *state, R
             for (int64_t d = 0; d < dim; d++) w->to_k[j * dim + d] += w->to_taking[j * dim + d];
         }
         NAME(multiply)(w->written, features, s->values, w->v, values, 1, back, features, w->to_writing, features, 0);
-        if (s->normalizes) NAME(add_to_rows)(NULL, back + size, w->written, features, w->to_writing);
+        if (s->normalizes)
+            NAME(multiply)(w->written, features, 1, &one, 0, 0, norm_back, features, w->to_writing, features, 1);
         NAME(expand_back)(w, w->k, w->write_cos, w->write_sin, w->written, w->to_writing, w->to_k, to_key_angles);
         if (s->decay) {
             const REAL factor = JOINED(exp, REAL)(w->total[w->written]);
@@ -864,7 +828,8 @@ static void NAME(block_back)(NAME(Work) *w, const Block *b, const REAL *state, R
     }
     if (!w->nq) return;
     NAME(multiply)(s->values, features, w->nq, w->to_sums, 1, values, w->reading, features, back, features, 1);
-    if (s->normalizes) NAME(add_rows)(w->to_norms, w->reading, w->nq, features, back + size);
+    if (s->normalizes)
+        NAME(multiply)(1, features, w->nq, w->to_norms, 0, 1, w->reading, features, norm_back, features, 1);
     NAME(tokens_back)(w, &w->query_network, w->q, w->raw_q, w->nq, s->query_scale, w->to_q);
     NAME(store)(w, s->to_q, s->to_q_strides, b->t0, w->nq, s->dim, dim, NULL, w->to_q);
 }
