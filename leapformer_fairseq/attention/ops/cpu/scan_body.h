@@ -297,7 +297,7 @@ static void NAME(activate_back)(const NAME(Work) *w, const REAL *mapped, const R
     for (int64_t t = 0; t < count && activation; t++, mapped += dim, gradients += dim) {
         if (activation == RELU)
             for (int64_t d = 0; d < dim; d += LANES)
-                *(VEC *)(gradients + d) = NAME(where)(*(const VEC *)(mapped + d) > 0, *(VEC *)(gradients + d), zero);
+                *(VEC *)(gradients + d) = NAME(where)(*(const VEC *)(mapped + d) <= 0, zero, *(VEC *)(gradients + d)); /* NaN stays */
         else if (activation == ELU) /* the derivative is min(1, output) */
             for (int64_t d = 0; d < dim; d += LANES)
                 *(VEC *)(gradients + d) *= NAME(where)(*(const VEC *)(mapped + d) < 1, *(const VEC *)(mapped + d), one);
@@ -411,7 +411,9 @@ static void NAME(proportions)(const NAME(Work) *w, NAME(Network) *n, const REAL 
         n->slopes[t] = NAME(dot)(width ? layer : x + t * dim, n->last, width ? width : dim) + n->last_bias;
     }
     for (int64_t t = 0; t < count; t++) {
-        const REAL e = JOINED(exp, REAL)(-n->slopes[t]), p = 1 / (1 + e), rest = e / (1 + e);
+        /* Of p and 1 - p the smaller one is computed first, with an exponent that cannot overflow. */
+        const REAL y = n->slopes[t], e = JOINED(exp, REAL)(y < 0 ? y : -y), most = 1 / (1 + e), least = e / (1 + e);
+        const REAL p = y < 0 ? least : most, rest = y < 0 ? most : least;
         sin[t] = JOINED(turn, REAL)(p);
         cos[t] = JOINED(turn, REAL)(rest);
         n->slopes[t] = (REAL)1.5707963267948966 * p * rest;
@@ -433,7 +435,7 @@ static const REAL *NAME(proportions_back)(const NAME(Work) *w, NAME(Network) *n,
         }
         for (int64_t h = 0; h < width; h += LANES) {
             const VEC layer = *(VEC *)(n->layer + t * width + h), last = *(VEC *)(n->last + h);
-            const VEC to_layer = NAME(where)(layer > 0, last * to_y, (VEC){0});
+            const VEC to_layer = NAME(where)(layer <= 0, (VEC){0}, last * to_y);
             *(VEC *)(n->to_layer + t * width + h) = to_layer;
             *(VEC *)(n->to_last + h) += layer * to_y;
             *(VEC *)(n->to_bias + h) += to_layer;
