@@ -168,11 +168,12 @@ class _About(NamedTuple):
         (batch, heads, queries, dim), (keys, values) = tensors["q"].shape, tensors["v"].shape[2:]
         shared, growing, unit, gain, ahead, block = keys, 0, 1, 1, 0, PAIRS
         if isinstance(mask, PrefixMask):
-            shared, growing, gain = min(mask.shared, keys), mask.growing(queries, keys), mask.ratio
-            block = dispatch.chunk_of(tensors["q"].device, mask.ratio)
+            shared, growing, gain = min(mask.shared, keys), mask.growing(queries, keys), max(1, min(mask.ratio, keys))
+            block = min(dispatch.chunk_of(tensors["q"].device, gain), max(1, growing))
         elif isinstance(mask, ChunkMask):
-            shared, growing, unit, gain, ahead = 0, queries, mask.tokens, mask.tokens, mask.ahead
-            block = mask.tokens * (1 if ahead else max(1, PAIRS // mask.tokens))
+            unit = max(1, min(mask.tokens, queries))
+            shared, growing, gain, ahead = 0, queries, unit, max(0, min(mask.ahead, unit - mask.size))
+            block = unit if ahead else PAIRS // unit * unit
         network = tensors.get("query_network")
         few = batch * heads * (queries + keys) * dim < FEW
         return cpu.Scan(
