@@ -120,7 +120,7 @@ class _About(NamedTuple):
 
     def forward(self, inputs: Sequence[Tensor | None], saves: bool) -> list[Tensor]:
         """The output, the last state, the normalizers and, if it `saves` them, states for the backward pass."""
-        tensors = _prepared(inputs)
+        tensors = _prepared(inputs, self._shapes(inputs))
         sizes = self._sizes(tensors)
         q, v = tensors["q"], tensors["v"]
         lead = q.shape[:2]
@@ -137,7 +137,7 @@ class _About(NamedTuple):
         self, inputs: Sequence[Tensor | None], results: Sequence[Tensor], to_out: Tensor | None, to_last: Tensor | None
     ) -> list[Tensor | None]:
         """The gradients of the inputs."""
-        tensors = _prepared(inputs)
+        tensors = _prepared(inputs, self._shapes(inputs))
         sizes = self._sizes(tensors)
         out, _, normalizer, states = results
         q, lead = tensors["q"], tensors["q"].shape[:2]
@@ -158,6 +158,27 @@ class _About(NamedTuple):
                 summed = gradients[name].sum(0)
                 gradients[name] = summed if sizes.per_head else summed.sum(0, keepdim=True)
         return [gradients.get(f"to_{name}") for name in INPUTS]
+
+    def _shapes(self, inputs: Sequence[Tensor | None]) -> dict[str, tuple[int, ...]]:
+        """The shape of each input: the kernel reads as much, whatever is there."""
+        q, k, v, network = inputs[0], inputs[1], inputs[2], inputs[INPUTS.index("query_network")]
+        assert q is not None and k is not None and v is not None
+        (batch, heads, queries, dim), keys, values = q.shape, k.shape[2], v.shape[3]
+        hidden, networks = self.features.hidden, 1 if network is None or len(network) == 1 else heads
+        numbers = (networks, dim * hidden + hidden + (hidden or dim) + 1)
+        return {
+            "q": (batch, heads, queries, dim),
+            "k": (batch, heads, keys, dim),
+            "v": (batch, heads, keys, values),
+            "query_turns": (batch, heads, queries, 2),
+            "key_turns": (batch, heads, keys, 2),
+            "query_network": numbers,
+            "key_network": numbers,
+            "decay": (batch, heads, keys),
+            "strength": (batch, heads, keys),
+            "keep": (batch, keys),
+            "first": (batch, heads, self._width(q), values + (self.floor is not None)),
+        }
 
     def _width(self, q: Tensor) -> int:
         return q.shape[3] * (1 + self.features.turned)
@@ -209,20 +230,15 @@ class _Scan(torch.autograd.Function):
         return None, *ctx.about.backward(inputs, results, to_out, to_last)
 
 
-def _prepared(inputs: Sequence[Tensor | None]) -> dict[str, Tensor]:
-    """The inputs that there are, by name, as the kernel reads them."""
+def _prepared(inputs: Sequence[Tensor | None], shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """The inputs that there are, by name, as the kernel reads them; of these shapes, which is an error for others."""
     tensors = {name: x.detach() for name, x in zip(INPUTS, inputs, strict=True) if x is not None}
     like = tensors["q"]
-    for name in ("q", "k", "v"):
-        tensors[name] = _rows(tensors[name])
-    for name in ("query_network", "key_network", "decay", "strength", "first"):
-        if name in tensors:
-            tensors[name] = tensors[name].to(like.dtype).contiguous()
-    if "keep" in tensors:
-        tensors["keep"] = tensors["keep"].contiguous()
-    for name, tokens in (("query_turns", like), ("key_turns", tensors["k"])):
-        if name in tensors:
-            tensors[name] = _rows(tensors[name].to(like.dtype)).expand(*tokens.shape[:3], 2)
+    for name, x in tensors.items():
+        x = x.to(torch.bool if name == "keep" else like.dtype)
+        x = _rows(x) if name in cpu.Scan.STRIDES else x
+        x = x if x.shape == shapes[name] else x.expand(shapes[name])
+        tensors[name] = x if name in cpu.Scan.STRIDES else x.contiguous()
     return tensors
 
 
@@ -242,6 +258,7 @@ def _laid_out(like: Tensor, width: int) -> Tensor:
 def _call(sizes: cpu.Scan, tensors: dict[str, Tensor], backward: bool) -> None:
     library = cpu.load()  # a backward pass runs it even if kernels were turned off since
     assert library is not None
+    tensors = {name: x.resolve_neg() for name, x in tensors.items()}
     for name, x in tensors.items():
         setattr(sizes, name, x.data_ptr())
         if name in cpu.Scan.STRIDES:
