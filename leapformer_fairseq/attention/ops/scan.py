@@ -59,9 +59,14 @@ IDENTITY = Map()
 def runs(*tensors: Tensor) -> bool:
     """Whether the kernel is there and can read these tensors."""
     kind = tensors[0].dtype
-    if kind not in (torch.float32, torch.float64) or any(x.dtype != kind or not x.is_cpu for x in tensors):
+    if kind not in (torch.float32, torch.float64) or any(x.dtype != kind or not _is_plain(x) for x in tensors):
         return False
     return not dispatch.is_traced() and dispatch.bounds(tensors[0].device).kernels and cpu.scan() is not None
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether the numbers of a tensor are in memory of the CPU; those of subclasses, such as FakeTensor, are not."""
+    return x.is_cpu and type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
 def scan(
