@@ -9,9 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import platform
 import random
+import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
+from leapformer_fairseq import PLUGIN_DIR
 from leapformer_fairseq.attention import TokenInfo
 from leapformer_fairseq.attention.masks import CAUSAL, ChunkMask, Mask, PrefixMask, seen
 from leapformer_fairseq.attention.ops import cpu, scan
@@ -309,11 +315,12 @@ def results(run: Any, call: Any, leaves: dict[str, Tensor], case: Case, dtype: t
     terms = {"output": (out * to_out.to(dtype)).sum(), "output summed": out.sum()}
     terms["state"] = (last * to_last.to(dtype)).sum()
     total = terms["output"] + terms["state"] if case.wanted == "both" else terms[case.wanted]
-    found = {"output": out.detach(), "state": last.detach()}
+    grads = [None] * len(wanting)
     if total.requires_grad:
         grads = torch.autograd.grad(total, [inputs[name] for name in wanting], allow_unused=True)
-        found |= {f"to {name}": torch.zeros(()) if x is None else x for name, x in zip(wanting, grads, strict=True)}
-    return found
+    zero = torch.zeros(())
+    named = {f"to {name}": zero if x is None else x for name, x in zip(wanting, grads, strict=True)}
+    return {"output": out.detach(), "state": last.detach(), **named}
 
 
 def errors(got: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
@@ -372,6 +379,7 @@ PLAIN = drawn(0)._replace(
 )
 
 
+NUMBERS = (1e20, 1e-30, math.inf, -math.inf, math.nan)
 MAPS = {
     "relu": {},
     "elu": {"activation": "elu"},
@@ -459,7 +467,7 @@ def test_no_result_comes_out_of_new_memory(seed):
     assert mode.filled and errors(got, expected) == dict.fromkeys(expected, 0.0)
 
 
-@pytest.mark.parametrize("number", [1e20, 1e-30, math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", MAPS)
 def test_extreme_numbers_in_live_tokens(name, number, dtype):
@@ -692,3 +700,94 @@ def test_eight_threads_at_once():
         for _ in range(3):
             for got, wanted in zip(pool.map(run, inputs), expected, strict=True):
                 assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+# ------------------------------------------------------------------------------------------------- as it is compiled
+COMPILER = shutil.which(os.environ.get("CC", "cc")) or "cc"
+CHECKS = "address,undefined,float-cast-overflow"
+X86 = platform.machine() == "x86_64"
+SANITIZERS = ("-g", "-O1", "-march=native", f"-fsanitize={CHECKS}", "-fno-sanitize-recover=undefined")
+# What the sanitizers do not see by themselves: a buffer of the arena that is left, and one that is used before it is
+# filled. Between buffers comes memory that must not be touched, and all of them begin with NaN.
+HARDENED = {
+    "    w->used += NAME(padded)(count);\n": """
+    if (w->arena) __asan_poison_memory_region(w->arena + w->used + NAME(padded)(count), 64);
+    w->used += NAME(padded)(count) + 64 / (int64_t)sizeof(REAL);
+""",
+    "(NAME(lay_out)(w, backward), 0)": "(memset(w->arena, 255, w->used * sizeof(REAL)), NAME(lay_out)(w, backward), 0)",
+}
+
+
+def test_the_compiler_has_no_warnings():
+    command = [COMPILER, "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-std=gnu99", *cpu.SOURCES]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def fresh(tmp_path, monkeypatch):
+    """A cache without libraries."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cpu.load.cache_clear()
+    yield tmp_path
+    cpu.load.cache_clear()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "flags", ["-O3 -march=haswell", "-O3 -march=x86-64", "-O0 -march=native", "-O2 -march=native -fno-tree-vectorize"]
+)
+def test_compiled_otherwise(flags, fresh, monkeypatch):
+    """With vectors of 32 and of 16 bytes, and without optimization."""
+    if "native" not in flags and not X86:
+        pytest.skip("these are processors of another kind")
+    kept = [flag for flag in cpu.FLAGS if not flag.startswith(("-O", "-march"))]
+    monkeypatch.setattr(cpu, "FLAGS", ("-Wall", "-Wextra", "-Werror", "-Wno-psabi", *flags.split(), *kept))
+    assert cpu.load() is not None
+    for seed in range(400):
+        check(drawn(seed, 130), seed)
+
+
+@pytest.mark.full
+def test_sanitizers_find_nothing(tmp_path):
+    """Of addresses and of undefined behaviour, in another process, into which their libraries are loaded first."""
+    probe = tmp_path / "probe.c"
+    probe.write_text("int main(void) { return 0; }\n")
+    done = subprocess.run([COMPILER, *SANITIZERS, probe, "-o", tmp_path / "probe"], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"the compiler has no sanitizers: {done.stderr.partition(chr(10))[0]}")
+    find = [COMPILER, "-print-file-name=libasan.so"]
+    library = subprocess.run(find, check=True, capture_output=True, text=True).stdout.strip()
+    body = (cpu.FOLDER / "scan_body.h").read_text()
+    for old, new in HARDENED.items():
+        assert body.count(old) == 1, "the arena has changed: adapt HARDENED"
+        body = body.replace(old, new)
+    (tmp_path / "scan_body.h").write_text(body)
+    declared = "void __asan_poison_memory_region(void const volatile *, unsigned long);\n"
+    (tmp_path / "scan.c").write_text(declared + (cpu.FOLDER / "scan.c").read_text())
+    environment = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(tmp_path),
+        "LD_PRELOAD": library,
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "PYTHONPATH": str(PLUGIN_DIR.parent),
+    }
+    program = f"from {__name__} import sanitized; sanitized()"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=PLUGIN_DIR.parent)
+    assert done.returncode == 0 and "nothing found" in done.stdout, done.stdout[-500:] + done.stderr[:4000]
+
+
+def sanitized(count: int = 300) -> None:
+    """What runs in the process with the sanitizers."""
+    folder = Path(os.environ["XDG_CACHE_HOME"])
+    cpu.FLAGS = (*SANITIZERS, "-shared", "-fPIC", "-std=gnu99", "-pthread")
+    cpu.SOURCES = (*(source for source in cpu.SOURCES if source.name != "scan.c"), folder / "scan.c")
+    cpu.HEADERS = (folder / "scan_body.h",)
+    assert cpu.load() is not None
+    for seed in range(count):
+        check(drawn(seed, 1100 if seed % 20 == 0 else 130), seed)
+    for name, number, dtype in itertools.product(MAPS, NUMBERS, (torch.float32, torch.float64)):
+        test_extreme_numbers_in_live_tokens(name, number, dtype)
+    print("nothing found")
