@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ...support.errors import LeapformerError
 from ..masks import ChunkMask, Mask, seen
@@ -175,11 +176,16 @@ def segment_size(q: Tensor, segment_tokens: int) -> int:
 
 
 def is_traced() -> bool:
-    """Whether operations are recorded in a graph (torch.compile, torch.export) or transformed by torch.func.
+    """Whether operations are recorded in a graph (torch.compile, torch.export, torch.jit.trace) or are transformed.
 
     There are no numbers to look at then, and no slices of a tensor to write into.
     """
-    return torch.compiler.is_compiling() or is_transformed()
+    return torch.compiler.is_compiling() or torch._C._is_tracing() or _has_proxies() or is_transformed()
+
+
+def _has_proxies() -> bool:
+    """Whether `make_fx` records operations."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
 
 
 def is_one(count: int) -> bool:
@@ -193,5 +199,5 @@ def is_exported() -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether torch.func or vmap is active; they do not support our custom backward passes."""
-    return bool(torch._C._are_functorch_transforms_active())
+    """Whether torch.func, vmap or forward-mode differentiation is active: our custom backward passes support none."""
+    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0

@@ -59,9 +59,14 @@ IDENTITY = Map()
 def runs(*tensors: Tensor) -> bool:
     """Whether the kernel is there and can read these tensors."""
     kind = tensors[0].dtype
-    if kind not in (torch.float32, torch.float64) or any(x.dtype != kind or not x.is_cpu for x in tensors):
+    if kind not in (torch.float32, torch.float64) or any(x.dtype != kind or not _is_plain(x) for x in tensors):
         return False
     return not dispatch.is_traced() and dispatch.bounds(tensors[0].device).kernels and cpu.scan() is not None
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether the numbers of a tensor are in memory of the CPU; those of subclasses, such as FakeTensor, are not."""
+    return x.is_cpu and type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
 def scan(
@@ -120,7 +125,7 @@ class _About(NamedTuple):
 
     def forward(self, inputs: Sequence[Tensor | None], saves: bool) -> list[Tensor]:
         """The output, the last state, the normalizers and, if it `saves` them, states for the backward pass."""
-        tensors = _prepared(inputs)
+        tensors = _prepared(inputs, self._shapes(inputs))
         sizes = self._sizes(tensors)
         q, v = tensors["q"], tensors["v"]
         lead = q.shape[:2]
@@ -137,7 +142,7 @@ class _About(NamedTuple):
         self, inputs: Sequence[Tensor | None], results: Sequence[Tensor], to_out: Tensor | None, to_last: Tensor | None
     ) -> list[Tensor | None]:
         """The gradients of the inputs."""
-        tensors = _prepared(inputs)
+        tensors = _prepared(inputs, self._shapes(inputs))
         sizes = self._sizes(tensors)
         out, _, normalizer, states = results
         q, lead = tensors["q"], tensors["q"].shape[:2]
@@ -159,6 +164,27 @@ class _About(NamedTuple):
                 gradients[name] = summed if sizes.per_head else summed.sum(0, keepdim=True)
         return [gradients.get(f"to_{name}") for name in INPUTS]
 
+    def _shapes(self, inputs: Sequence[Tensor | None]) -> dict[str, tuple[int, ...]]:
+        """The shape of each input: the kernel reads as much, whatever is there."""
+        q, k, v, network = inputs[0], inputs[1], inputs[2], inputs[INPUTS.index("query_network")]
+        assert q is not None and k is not None and v is not None
+        (batch, heads, queries, dim), keys, values = q.shape, k.shape[2], v.shape[3]
+        hidden, networks = self.features.hidden, 1 if network is None or len(network) == 1 else heads
+        numbers = (networks, dim * hidden + hidden + (hidden or dim) + 1)
+        return {
+            "q": (batch, heads, queries, dim),
+            "k": (batch, heads, keys, dim),
+            "v": (batch, heads, keys, values),
+            "query_turns": (batch, heads, queries, 2),
+            "key_turns": (batch, heads, keys, 2),
+            "query_network": numbers,
+            "key_network": numbers,
+            "decay": (batch, heads, keys),
+            "strength": (batch, heads, keys),
+            "keep": (batch, keys),
+            "first": (batch, heads, self._width(q), values + (self.floor is not None)),
+        }
+
     def _width(self, q: Tensor) -> int:
         return q.shape[3] * (1 + self.features.turned)
 
@@ -168,11 +194,12 @@ class _About(NamedTuple):
         (batch, heads, queries, dim), (keys, values) = tensors["q"].shape, tensors["v"].shape[2:]
         shared, growing, unit, gain, ahead, block = keys, 0, 1, 1, 0, PAIRS
         if isinstance(mask, PrefixMask):
-            shared, growing, gain = min(mask.shared, keys), mask.growing(queries, keys), mask.ratio
-            block = dispatch.chunk_of(tensors["q"].device, mask.ratio)
+            shared, growing, gain = min(mask.shared, keys), mask.growing(queries, keys), max(1, min(mask.ratio, keys))
+            block = min(dispatch.chunk_of(tensors["q"].device, gain), max(1, growing))
         elif isinstance(mask, ChunkMask):
-            shared, growing, unit, gain, ahead = 0, queries, mask.tokens, mask.tokens, mask.ahead
-            block = mask.tokens * (1 if ahead else max(1, PAIRS // mask.tokens))
+            unit = max(1, min(mask.tokens, queries))
+            shared, growing, gain, ahead = 0, queries, unit, max(0, min(mask.ahead, unit - mask.size))
+            block = unit if ahead else PAIRS // unit * unit
         network = tensors.get("query_network")
         few = batch * heads * (queries + keys) * dim < FEW
         return cpu.Scan(
@@ -208,20 +235,15 @@ class _Scan(torch.autograd.Function):
         return None, *ctx.about.backward(inputs, results, to_out, to_last)
 
 
-def _prepared(inputs: Sequence[Tensor | None]) -> dict[str, Tensor]:
-    """The inputs that there are, by name, as the kernel reads them."""
+def _prepared(inputs: Sequence[Tensor | None], shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """The inputs that there are, by name, as the kernel reads them; of these shapes, which is an error for others."""
     tensors = {name: x.detach() for name, x in zip(INPUTS, inputs, strict=True) if x is not None}
     like = tensors["q"]
-    for name in ("q", "k", "v"):
-        tensors[name] = _rows(tensors[name])
-    for name in ("query_network", "key_network", "decay", "strength", "first"):
-        if name in tensors:
-            tensors[name] = tensors[name].to(like.dtype).contiguous()
-    if "keep" in tensors:
-        tensors["keep"] = tensors["keep"].contiguous()
-    for name, tokens in (("query_turns", like), ("key_turns", tensors["k"])):
-        if name in tensors:
-            tensors[name] = _rows(tensors[name].to(like.dtype)).expand(*tokens.shape[:3], 2)
+    for name, x in tensors.items():
+        x = x.to(torch.bool if name == "keep" else like.dtype)
+        x = _rows(x) if name in cpu.Scan.STRIDES else x
+        x = x if x.shape == shapes[name] else x.expand(shapes[name])
+        tensors[name] = x if name in cpu.Scan.STRIDES else x.contiguous()
     return tensors
 
 
@@ -241,6 +263,7 @@ def _laid_out(like: Tensor, width: int) -> Tensor:
 def _call(sizes: cpu.Scan, tensors: dict[str, Tensor], backward: bool) -> None:
     library = cpu.load()  # a backward pass runs it even if kernels were turned off since
     assert library is not None
+    tensors = {name: x.resolve_neg() for name, x in tensors.items()}
     for name, x in tensors.items():
         setattr(sizes, name, x.data_ptr())
         if name in cpu.Scan.STRIDES:

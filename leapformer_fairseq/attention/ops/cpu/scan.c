@@ -116,7 +116,11 @@ static inline float exp_float(float x) {
     x = x < -87.0f ? -87.0f : x;
     x = x > 88.0f ? 88.0f : x;
     const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number */
-    const float whole = (x * 1.44269504f + shift) - shift;
+    const union {
+        float number;
+        uint32_t bits;
+    } shifted = {x * 1.44269504f + shift}; /* the last bits are the whole number's, also if it is negative */
+    const float whole = shifted.number - shift;
     const float r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
     float y = 1.9875691500e-4f;
     y = y * r + 1.3981999507e-3f;
@@ -125,10 +129,10 @@ static inline float exp_float(float x) {
     y = y * r + 1.6666665459e-1f;
     y = y * r + 5.0000001201e-1f;
     y = y * (r * r) + r + 1.0f;
-    union {
-        int32_t bits;
+    const union {
+        uint32_t bits;
         float factor;
-    } power = {((int32_t)whole + 127) << 23};
+    } power = {(shifted.bits + 127) << 23};
     return y * power.factor;
 }
 

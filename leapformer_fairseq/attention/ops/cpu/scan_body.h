@@ -266,7 +266,7 @@ static void NAME(activate_back)(const NAME(Work) *w, const REAL *mapped, const R
     for (int64_t t = 0; t < count && activation; t++, mapped += dim, gradients += dim) {
         if (activation == RELU)
             for (int64_t d = 0; d < dim; d += LANES)
-                *(VEC *)(gradients + d) = NAME(where)(*(const VEC *)(mapped + d) > 0, *(VEC *)(gradients + d), zero);
+                *(VEC *)(gradients + d) = NAME(where)(*(const VEC *)(mapped + d) <= 0, zero, *(VEC *)(gradients + d)); /* NaN stays */
         else if (activation == ELU) /* the derivative is min(1, output) */
             for (int64_t d = 0; d < dim; d += LANES)
                 *(VEC *)(gradients + d) *= NAME(where)(*(const VEC *)(mapped + d) < 1, *(const VEC *)(mapped + d), one);
@@ -384,7 +384,9 @@ static void NAME(proportions)(const NAME(Work) *w, NAME(Network) *n, REAL *x, in
         *(VEC *)(n->slopes + t) = sum;
     }
     for (int64_t t = 0; t < room; t++) {
-        const REAL e = JOINED(exp, REAL)(-n->slopes[t]), p = 1 / (1 + e), rest = e / (1 + e);
+        /* Of p and 1 - p the smaller one is computed first, with an exponent that cannot overflow. */
+        const REAL y = n->slopes[t], e = JOINED(exp, REAL)(y < 0 ? y : -y), most = 1 / (1 + e), least = e / (1 + e);
+        const REAL p = y < 0 ? least : most, rest = y < 0 ? most : least;
         sin[t] = JOINED(turn, REAL)(p);
         cos[t] = JOINED(turn, REAL)(rest);
         n->slopes[t] = (REAL)1.5707963267948966 * p * rest;
@@ -399,7 +401,7 @@ static const REAL *NAME(proportions_back)(const NAME(Work) *w, NAME(Network) *n,
         n->to_last_bias += to_sum;
         for (int64_t h = 0; h < hidden; h++) {
             const VEC unit = *(VEC *)(n->layer + h * room + t);
-            const VEC to_unit = NAME(where)(unit > 0, n->last[h] * to_sum, (VEC){0});
+            const VEC to_unit = NAME(where)(unit <= 0, (VEC){0}, n->last[h] * to_sum);
             *(VEC *)(n->to_layer + h * room + t) = to_unit;
             *(VEC *)(n->to_bias + h * LANES) += to_unit;
             *(VEC *)(n->to_last + h * LANES) += unit * to_sum;
