@@ -92,6 +92,8 @@ def scan(
 
     Every key must be seen by some query. The output has the memory layout of the queries.
     """
+    if features.networks and features.hidden < 1:
+        raise ValueError("the kernel does not know proportion networks without a hidden layer; give turns")
     turns, networks = features.turns or (None, None), features.networks or (None, None)
     of_keys = (None if x is None else x.squeeze(-1) for x in (decay, strength))
     inputs = [q, k, v, *turns, *networks, *of_keys, keep, first]
