@@ -313,16 +313,18 @@ static void NAME(expand_back)(const NAME(Work) *w, const REAL *x, const REAL *co
 
 /* A state as given, (F, E + normalizes), into (values, features) with the normalizer's row behind; or back. */
 static void NAME(convert_state)(const NAME(Work) *w, REAL *given, REAL *state, int store) {
-    const Scan *s = w->s;
-    const int64_t columns = s->values + s->normalizes;
-    for (int64_t half = 0; half <= s->turned; half++)
-        for (int64_t d = 0; d < s->dim; d++)
-            for (int64_t e = 0; e < columns; e++) {
-                REAL *a = given + (half * s->dim + d) * columns + e;
-                REAL *b = state + (e < s->values ? e : w->values) * w->features + half * w->dim + d;
-                if (store) *a = *b;
-                else *b = *a;
-            }
+    const int64_t dim = w->s->dim, columns = w->s->values + w->s->normalizes, features = w->features;
+    const int64_t turned = dim % LANES || w->s->values % LANES ? 0 : w->s->values; /* columns that are transposed at once */
+    for (int64_t half = 0; half <= w->s->turned; half++, given += dim * columns, state += w->dim) {
+        if (turned && store) NAME(transpose)(state, turned, dim, features, given, columns);
+        else if (turned) NAME(transpose)(given, dim, turned, columns, state, features);
+        for (int64_t e = turned; e < columns; e++) {
+            REAL *row = state + (e < w->s->values ? e : w->values) * features;
+            for (int64_t d = 0; d < dim; d++)
+                if (store) given[d * columns + e] = row[d];
+                else row[d] = given[d * columns + e];
+        }
+    }
 }
 
 /* Where the state of the head at hand is in a tensor of `count` states of each. */
