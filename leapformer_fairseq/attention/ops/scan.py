@@ -103,19 +103,8 @@ def scan(
     return about.forward(inputs, saves=False)[:2]  # type: ignore[return-value]
 
 
-INPUTS = (
-    "q",
-    "k",
-    "v",
-    "query_turns",
-    "key_turns",
-    "query_network",
-    "key_network",
-    "decay",
-    "strength",
-    "keep",
-    "first",
-)
+_SIDES = ("q", "k", "v", "query_turns", "key_turns", "query_network", "key_network")
+INPUTS = (*_SIDES, "decay", "strength", "keep", "first")
 
 
 class _About(NamedTuple):
@@ -172,7 +161,7 @@ class _About(NamedTuple):
         assert q is not None and k is not None and v is not None
         (batch, heads, queries, dim), keys, values = q.shape, k.shape[2], v.shape[3]
         hidden, networks = self.features.hidden, 1 if network is None or len(network) == 1 else heads
-        numbers = (networks, dim * hidden + hidden + (hidden or dim) + 1)
+        numbers = (networks, (dim + 2) * hidden + 1)
         return {
             "q": (batch, heads, queries, dim),
             "k": (batch, heads, keys, dim),
