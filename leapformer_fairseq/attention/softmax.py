@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -363,11 +363,11 @@ def _one_more(q: Tensor, k: Tensor, v: Tensor, cache: SharedCache) -> tuple[Tens
 
 
 def _operator(
-    name: str, given: Sequence[Tensor | None], options: dict[str, int], shapes: Sequence[tuple[int, ...]]
+    name: str, given: Sequence[Tensor | None], options: Mapping[str, int], shapes: Sequence[tuple[int, ...]]
 ) -> Sequence[Tensor]:
     """The results, of these shapes, of an operator that onnxruntime has besides those of ONNX."""
     return torch.onnx.ops.symbolic_multi_out(
-        f"com.microsoft::{name}", given, options, dtypes=[torch.float32] * len(shapes), shapes=shapes, version=1
+        f"com.microsoft::{name}", given, {**options}, dtypes=[torch.float32] * len(shapes), shapes=shapes, version=1
     )
 
 

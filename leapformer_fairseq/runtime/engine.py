@@ -168,10 +168,10 @@ class Graphs:
         if not self.folder.shared:
             values, states = self.advance(STEP, given, states, *outputs)
             return [value.numpy() for value in values], states
-        past = states.get(PAST) or Past.of({name: states[name] for name in self.folder.shared})
+        past = states.get(PAST) or Past.of({name: states[name].numpy() for name in self.folder.shared})
         past = past.next(given[ORDER], self.folder.max_target)
         moving = {name: value for name, value in states.items() if name not in (PAST, *self.folder.shared)}
-        values, states = self.advance(STEP, {**given, **past.inputs()}, moving, *outputs, into=past.buffers)
+        values, states = self.advance(STEP, {**given, **past.inputs()}, moving, *outputs, into=past.values())
         return [value.numpy() for value in values], {**states, PAST: past}
 
     def text(self, tokens: np.ndarray, states: Values, before: int = 0) -> tuple[np.ndarray, Values]:

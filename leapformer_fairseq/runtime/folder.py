@@ -258,7 +258,7 @@ class Folder:
             if (version := about.get("format")) not in FORMATS:
                 later = isinstance(version, int) and version > FORMATS[-1]
                 remedy = "update leapformer-fairseq, which is older than the folder" if later else "export it again"
-                known = " or ".join(map(str, FORMATS))
+                known = f"{FORMATS[0]} to {FORMATS[-1]}"
                 raise LeapformerError(f"{path / MODEL} has format {shown(version)}, not {known}; {remedy}")
             if about.pop(HASH, None) != _hash(about):
                 raise ValueError("its content is not that of its hash")
