@@ -147,7 +147,7 @@ def shapes_of(blocks: Sequence[Held]) -> Shapes:
 
 def shared_of(decoder: Any) -> list[str]:
     """The names of those states of self-attention that stay where they are, in memory that steps share."""
-    blocks = (block for block in held(decoder, SELF) if isinstance(block.attention.mechanism, Softmax))
+    blocks = (block for block in held(decoder, SELF) if type(block.attention.mechanism) is Softmax)
     return [name for block in blocks for name in block.names]
 
 

@@ -217,6 +217,7 @@ SPEECH_CASES = [
     put("speech>more", 1),
     put("speaking", {}),
     put("language", {"first": 1, "longest": None, "segment": 3}),
+    put("shared", ["self.0.kv"]), put("shared", ["heard.0.kv"]),
     put("path", "/etc"),
     put("origin", {}),
     put("more", 1),
@@ -243,7 +244,9 @@ OTHERS = {
         *[put("recordings>mean", value) for value in ([1.0], [NAN] * 80, 3)],
         *[put(f"recordings>{name}", value) for name in ("own_mean", "own_std") for value in (None, 1, "yes")],
         *[put("max_source", value) for value in (0, -1, "1", 1.5)],
-        put("recordings", put), put("task", "translation"), put("task", "speech"), put("format", FORMATS[0]),
+        put("recordings", put), put("task", "translation"), put("task", "speech"),
+        *[put("format", version) for version in FORMATS[:-1]],
+        *[put("shared", value) for value in (put, [], None, "self.0.k", [3], ["self.0.no"], ["self.0.k", "cross.0.k"])],
         put("vocabularies>source", {"symbols": ["a"], "pad": 0, "eos": 0, "unk": 0}),
     ],
     "language": [
