@@ -109,8 +109,8 @@ def export_translation(
     keys = _keys(model, alignments)
     model = _frozen(model, out)
     write_source(Source(model, keys), out)
-    folder = replace(folder, shared=shared_of(model.decoder))
-    folder = replace(folder, states=write_step(model.decoder, out, keys, folder.shared))
+    shared = shared_of(model.decoder)
+    folder = replace(folder, states=write_step(model.decoder, out, keys, shared), shared=shared)
     return _complete(_aligning(folder, keys), model, subwords)
 
 
@@ -180,9 +180,9 @@ def export_language_model(
     folder = _language(model, task, out, signature, origin, subwords)
     decoder = _frozen(model, out).decoder
     shared = shared_of(decoder)
-    states = write_step(decoder, out, shared=shared)
+    folder = replace(folder, states=write_step(decoder, out, shared=shared), shared=shared)
     write_prompt(decoder, out)
-    return _complete(replace(folder, states=states, shared=shared), model, subwords)
+    return _complete(folder, model, subwords)
 
 
 def _language(model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any], subwords: Subwords) -> Folder:
