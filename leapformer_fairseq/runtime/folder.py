@@ -265,6 +265,8 @@ class Folder:
             folder = _folder(path, about)
             if folder.format != version:
                 raise ValueError(f"format {version} does not fit what it holds")
+        except LeapformerError:  # which is a ValueError
+            raise
         except OSError as error:
             raise LeapformerError(f"{path / MODEL} cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:

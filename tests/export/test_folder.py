@@ -164,7 +164,7 @@ def test_a_folder_without_hashes_is_of_an_older_version(copies, tmp_path):
     path = shutil.copytree(copies["text"], tmp_path / "old")
     about = json.loads((path / MODEL).read_text())
     write_json(path / MODEL, {**{name: about[name] for name in about if name not in ("files", HASH)}, "format": 4})
-    assert f"has format 4, not {FORMATS[0]} to {FORMATS[-1]}; export it again" in refusal(path)
+    assert refusal(path) == f"{path / MODEL} has format 4, not {FORMATS[0]} to {FORMATS[-1]}; export it again"
 
 
 # ------------------------------------------------------------------------------------------------------------- crafted
