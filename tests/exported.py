@@ -59,8 +59,8 @@ class Text(NamedTuple):
 
 def translation() -> Text:
     flags = (
-        "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 "
-        "--decoder-embed-dim 32 --encoder-self-attention gated-relu --decoder-self-attention abc-window "
+        "--encoder-layers 1 --decoder-layers 2 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 "
+        "--decoder-embed-dim 32 --encoder-self-attention gated-relu --decoder-self-attention abc-window,softmax "
         "--decoder-cross-attention cosformer --length-predictor ratio --length-ratio 1.3 --cosformer-length 0"
     )
     return _text("mt", "--task translation --arch leapformer_nmt", flags)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -142,6 +142,25 @@ class GraphCache(Cache):
         return {name: tensor for name, tensor in super().tensors().items() if tensor is not None}
 
 
+@dataclass
+class SharedCache(State):
+    """Keys (B R, H, capacity, D) and values (B R, H, capacity, E) in a graph, in memory that its next step shares.
+
+    A step writes one token of each of R hypotheses of B sentences behind the `used` (1,) tokens of all. Hypotheses have
+    common tokens: `paths` (B, R, capacity) tells which of the `width` (1,) = R rows of its sentence holds a token of a
+    hypothesis, so that nothing moves when beam search reorders them. These three are integers of 32 bits.
+    """
+
+    k: Tensor
+    v: Tensor
+    used: Tensor
+    width: Tensor
+    paths: Tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"k": self.k, "v": self.v}
+
+
 class CachedMechanism(Mechanism):
     """Attention whose weights are a function of a query's scores q . k / sqrt(D) with all visible keys."""
 
@@ -268,6 +287,8 @@ class Softmax(CachedMechanism):
     def loop(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
     ) -> tuple[Tensor, State]:
+        if isinstance(state, SharedCache):
+            return _one_more(q, k, v, state)
         x, cache = Inputs(q, k, v, query, key, mask), state.of(Cache)
         if not dispatch.is_exported() or not x.in_step or not isinstance(cache, GraphCache) or cache.real is not None:
             return super().loop(state, *x)
@@ -319,16 +340,35 @@ def _one_operator(
     shapes = [(batch, count, heads * value_dim), *after]
     mask = None if keep is None else keep.to(torch.int32)
     given = [packed(q), *keys, None, mask, None, *before]
-    out, *both = torch.onnx.ops.symbolic_multi_out(
-        "com.microsoft::MultiHeadAttention",
-        given,
-        {"num_heads": heads, "unidirectional": len(before) // 2},
-        dtypes=[torch.float32] * len(shapes),
-        shapes=shapes,
-        version=1,
+    out, *both = _operator(
+        "MultiHeadAttention", given, {"num_heads": heads, "unidirectional": len(before) // 2}, shapes
     )
     k, v = both or keys
     return unpacked(out, heads, count, value_dim), k, v
+
+
+def _one_more(q: Tensor, k: Tensor, v: Tensor, cache: SharedCache) -> tuple[Tensor, SharedCache]:
+    """Attention of the next token of each hypothesis, (B R, H, 1, D), as an operator of onnxruntime.
+
+    `DecoderMaskedMultiHeadAttention` writes the token's key and value to the cache's memory if its results are bound to
+    this memory; otherwise it copies all.
+    """
+    batch, heads, _, dim = q.shape
+    past = [cache.k, cache.v]
+    given = [*map(packed, (q, k, v)), None, None, *past, cache.used, cache.width, cache.paths]
+    shapes = [(batch, 1, heads * dim), *(tuple(x.shape) for x in past)]
+    options = {"num_heads": heads, "past_present_share_buffer": 1}
+    out, k, v = _operator("DecoderMaskedMultiHeadAttention", given, options, shapes)
+    return unpacked(out, heads, 1, dim), replace(cache, k=k, v=v)
+
+
+def _operator(
+    name: str, given: Sequence[Tensor | None], options: Mapping[str, int], shapes: Sequence[tuple[int, ...]]
+) -> Sequence[Tensor]:
+    """The results, of these shapes, of an operator that onnxruntime has besides those of ONNX."""
+    return torch.onnx.ops.symbolic_multi_out(
+        f"com.microsoft::{name}", given, {**options}, dtypes=[torch.float32] * len(shapes), shapes=shapes, version=1
+    )
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:

@@ -5,7 +5,8 @@ Shapes: B batch, S source tokens, C width, V words; in a decoder, R hypotheses f
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from fairseq.modules import AdaptiveInput
@@ -13,10 +14,20 @@ from torch import Tensor, nn
 
 from ..attention import TokenInfo, sinusoids
 from ..attention.block import Memory
+from ..attention.softmax import SharedCache
 from ..models.length_predictors import Source as LengthSource
 from ..modules import PassOptions
 from ..runtime.folder import CROSS, LENGTH, SELF
 from .states import Keys, held, shapes_of, source_shapes, tensors_of
+
+
+class Shared(NamedTuple):
+    """The names of the states in memory that steps share, and what is known of the tokens in it (`SharedCache`)."""
+
+    names: Sequence[str]
+    used: Tensor
+    width: Tensor
+    paths: Tensor
 
 
 class Layers(nn.Module):
@@ -35,7 +46,7 @@ class Layers(nn.Module):
         self.shapes = {SELF: shapes_of(self.blocks[SELF]), CROSS: source_shapes(decoder, keys)}
 
     def forward(
-        self, x: Tensor, positions: Tensor, states: list[Tensor], source: list[Tensor]
+        self, x: Tensor, positions: Tensor, states: list[Tensor], source: list[Tensor], shared: Shared | None = None
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Outputs (B, R, C) for tokens x (B, R, C) at `positions` (B, R), from 1, and new states of self-attention.
 
@@ -48,10 +59,13 @@ class Layers(nn.Module):
         given, memories = {SELF: iter(states), CROSS: iter(source)}, dict[str, Any]()
         for side, blocks in self.blocks.items():
             for block in blocks:
+                state = block.taken(given[side])
+                if shared is not None and block.names[0] in shared.names:
+                    state = SharedCache(**state.tensors(), used=shared.used, width=shared.width, paths=shared.paths)
                 memories[block.attention.slot] = Memory(
                     step=None,
                     lengths=lengths,
-                    state=block.taken(given[side]),
+                    state=state,
                     written=int(side == CROSS),
                     shared=count if side == CROSS else 1,
                     positions=positions.view(-1, 1),
@@ -88,11 +102,47 @@ class DecoderStep(nn.Module):
         self.decoder, self.layers = decoder, Layers(decoder, decoder.layers, keys)
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, order: Tensor, states: list[Tensor], source: list[Tensor]
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        order: Tensor,
+        states: list[Tensor],
+        source: list[Tensor],
+        shared: Shared | None = None,
     ) -> tuple[Any, ...]:
-        states = [x.index_select(0, order.flatten()) for x in states]
-        x, states, weights = self.layers(embedded(self.decoder, tokens, positions), positions, states, source)
+        stay = () if shared is None else shared.names
+        named = zip(self.layers.shapes[SELF], states, strict=True)
+        states = [x if name in stay else x.index_select(0, order.flatten()) for name, x in named]
+        x, states, weights = self.layers(embedded(self.decoder, tokens, positions), positions, states, source, shared)
         return log_probs(self.decoder, x), *weights, states
+
+
+class SharingStep(nn.Module):
+    """A decoding step with some states of self-attention in memory that steps share, which are not reordered.
+
+    used, width, paths: as in `SharedCache`.
+    """
+
+    def __init__(self, step: DecoderStep, names: Sequence[str]) -> None:
+        """`names`: of these states."""
+        super().__init__()
+        self.step, self.names = step, names
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        order: Tensor,
+        used: Tensor,
+        width: Tensor,
+        paths: Tensor,
+        states: list[Tensor],
+        source: list[Tensor],
+    ) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = self.step(
+            tokens, positions, order, states, source, Shared(self.names, used, width, paths)
+        )
+        return found
 
 
 def embedded(stack: Any, tokens: Tensor, positions: Tensor) -> Tensor:

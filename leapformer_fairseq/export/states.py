@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..attention import State, TokenInfo
-from ..attention.softmax import GraphCache
+from ..attention.softmax import GraphCache, Softmax
 from ..modules import attentions
 from ..modules.attention import MechanismAttention
 from ..runtime.folder import CROSS, HEARD, KEYS, LENGTH, REAL, SELF, Shapes
@@ -143,6 +143,12 @@ def shapes_of(blocks: Sequence[Held]) -> Shapes:
     return {
         name: list(shape) for block in blocks for name, shape in zip(block.names, block.shapes.values(), strict=True)
     }
+
+
+def shared_of(decoder: Any) -> list[str]:
+    """The names of those states of self-attention that stay where they are, in memory that steps share."""
+    blocks = (block for block in held(decoder, SELF) if type(block.attention.mechanism) is Softmax)
+    return [name for block in blocks for name in block.names]
 
 
 def starts_of(decoder: Any) -> dict[str, list[Any]]:

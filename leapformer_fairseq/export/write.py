@@ -40,6 +40,7 @@ from ..runtime.folder import (
     LOG_PROBS,
     NEXT,
     ORDER,
+    PATHS,
     POSITIONS,
     PROMPT,
     RECORDINGS,
@@ -55,6 +56,8 @@ from ..runtime.folder import (
     SYNTHESIS,
     TOKENS,
     TRANSLATION,
+    USED,
+    WIDTH,
     WRITE,
     Folder,
     Language,
@@ -68,12 +71,12 @@ from ..support.errors import LeapformerError
 from ..support.files import replacing
 from ..support.lines import write_lines
 from . import ctranslate2
-from .graphs import DecoderStep, Source
+from .graphs import DecoderStep, SharingStep, Source
 from .language import Prompt
 from .layout import simplify
 from .plain import check_task, multilingual_of
 from .recordings import Recording, recordings_of, subwords_in
-from .states import Keys, keys_of, shapes_of, starts_of
+from .states import Keys, keys_of, shapes_of, shared_of, starts_of
 from .streaming import Listening, Writing
 from .subwords import PLAIN, Subwords, check_subwords, codes_of
 from .synthesis import Phonemes, Refined, SpeechStep
@@ -107,7 +110,8 @@ def export_translation(
     keys = _keys(model, alignments)
     model = _frozen(model, out)
     write_source(Source(model, keys), out)
-    folder = replace(folder, states=write_step(model.decoder, out, keys))
+    shared = shared_of(model.decoder)
+    folder = replace(folder, states=write_step(model.decoder, out, keys, shared), shared=shared)
     return _complete(_aligning(folder, keys), model, subwords)
 
 
@@ -176,9 +180,10 @@ def export_language_model(
     """
     folder = _language(model, task, out, signature, origin, subwords)
     decoder = _frozen(model, out).decoder
-    states = write_step(decoder, out)
+    shared = shared_of(decoder)
+    folder = replace(folder, states=write_step(decoder, out, shared=shared), shared=shared)
     write_prompt(decoder, out)
-    return _complete(replace(folder, states=states), model, subwords)
+    return _complete(folder, model, subwords)
 
 
 def _language(model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any], subwords: Subwords) -> Folder:
@@ -288,11 +293,13 @@ def export_recordings(model: Any, task: Any, out: Path, signature: str, origin: 
     source, ratio = Recording(model), model.encoder.pooling_ratio()
     example = torch.zeros(1, LONGEST * ratio, recordings.n_bins)
     write(source, (example,), ({1: ANY},), [FRAMES], list(source.shapes), out / SOURCE)
-    states, words = write_step(model.decoder, out), {"target": vocabulary(task.target_dictionary)}
+    shared, words = shared_of(model.decoder), {"target": vocabulary(task.target_dictionary)}
+    states = write_step(model.decoder, out, shared=shared)
     frames, rows = task.max_positions()[0], _longest_source(model)
     longest = frames if rows is None else min(frames, rows * ratio)
     folder = Folder(out, RECORDINGS, states, words, model.max_decoder_positions(), signature, origin)
-    return _complete(replace(folder, recordings=recordings, max_source=longest), model, subwords)
+    folder = replace(folder, recordings=recordings, max_source=longest, shared=shared)
+    return _complete(folder, model, subwords)
 
 
 def quantize(folder: Folder) -> Folder:
@@ -382,18 +389,25 @@ def _aligning(folder: Folder, keys: Keys | None) -> Folder:
     return folder if keys is None else replace(folder, alignments=keys.block.layer + 1)
 
 
-def write_step(decoder: Any, out: Path, keys: Keys | None = None) -> dict[str, Shapes]:
+def write_step(decoder: Any, out: Path, keys: Keys | None = None, shared: Sequence[str] = ()) -> dict[str, Shapes]:
     """Write the graph of a decoding step to an existing folder; returns the shapes of its states.
 
-    `keys`: of the layer whose attention weights it returns, too; None: of none.
+    `keys`: of the layer whose attention weights it returns, too; None: of none. `shared`: the names of the states that
+    stay in memory which steps share.
     """
     step = DecoderStep(decoder, keys)
     tokens = torch.full((SENTENCES, HYPOTHESES), decoder.padding_idx + 1)
     order, states = torch.arange(tokens.numel()).view_as(tokens), step.layers.shapes
     given = {TOKENS: tokens, POSITIONS: torch.ones_like(tokens), ORDER: order}
+    sizes: dict[str, dict[int, Any]] = dict.fromkeys(given, {0: ANY, 1: ANY})
+    if shared:
+        used, width = torch.ones(2, 1, dtype=torch.int32)
+        given |= {USED: used, WIDTH: width, PATHS: torch.zeros(*tokens.shape, LONGEST, dtype=torch.int32)}
+        sizes |= {USED: {}, WIDTH: {}, PATHS: {0: ANY, 1: ANY, 2: ANY}}
     held = [(states[SELF], tokens.numel()), (states[CROSS], SENTENCES)]
     outputs = [LOG_PROBS] if keys is None else [LOG_PROBS, ATTENTION]
-    write_with_states(step, given, held, outputs, out / STEP, dict.fromkeys(given, {0: ANY, 1: ANY}))
+    part = SharingStep(step, shared) if shared else step
+    write_with_states(part, given, held, outputs, out / STEP, sizes)
     return states
 
 

@@ -184,7 +184,7 @@ def _search(
                 read = attended[place, rows[place, column], : position - 1].tolist()
                 hypotheses.append(Hypothesis(history, values[place, column] / position**options.penalty, read))
         done = ended[:, 0] if options.sampling else [len(found[sentence]) == beam for sentence in going]
-        left = np.flatnonzero(~(ends | done))
+        left = _filled(np.flatnonzero(~(ends | done)))
         if not len(left):
             break
         # Of each sentence the best that go on, as many as all have.
@@ -198,6 +198,13 @@ def _search(
             source, going = _rows(graphs, source, left), going[left]
             chances = [chances[row] for row in left] if chances else ()
     return [sorted(hypotheses, key=lambda hypothesis: -hypothesis.score) for hypotheses in found]
+
+
+def _filled(left: np.ndarray) -> np.ndarray:
+    """The ascending numbers `left` in an order in which most stay where they are, and the last fill the gaps."""
+    order = np.arange(len(left))
+    order[np.setdiff1d(order, left)] = left[left >= len(left)]
+    return order
 
 
 def _rows(graphs: Graphs, source: Values, rows: np.ndarray) -> Values:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,10 @@ from .folder import (
     WEIGHTS,
     Folder,
 )
+from .past import Past
 
-Values = dict[str, Any]  # `OrtValue`s by name
+PAST = "past"  # in `Values`
+Values = dict[str, Any]  # `OrtValue`s by name, and, of steps that share memory, a `Past`
 OLDEST = (1, 26)  # of onnxruntime with all operators that exported graphs may have
 AT_ONCE = 256  # tokens of a text per run; softmax compares all pairs of them
 
@@ -83,9 +86,16 @@ class Graphs:
             reason = " ".join(str(error).split())[:200]
             raise LeapformerError(f"a graph in {folder.path} cannot be read ({reason}); {_remedy()}") from error
 
-    def run(self, graph: str, given: Mapping[str, Any], outputs: Sequence[str]) -> list[Any]:
+    def run(
+        self,
+        graph: str,
+        given: Mapping[str, Any],
+        outputs: Sequence[str],
+        into: Mapping[str, Any] = MappingProxyType({}),
+    ) -> list[Any]:
         """Run a graph on arrays and `OrtValue`s, and return the named outputs as `OrtValue`s.
 
+        `into`: the `OrtValue`s by name to which further outputs are written; they are returned behind the others.
         Raises LeapformerError if the graph does not have these inputs and outputs.
         """
         binding = self._sessions[graph].io_binding()
@@ -97,16 +107,29 @@ class Graphs:
                     binding.bind_ortvalue_input(name, value)
             for name in outputs:
                 binding.bind_output(name)
+            for name, value in into.items():
+                binding.bind_ortvalue_output(name, value)
             self._sessions[graph].run_with_iobinding(binding)
         except Exception as error:  # as above: the graph is not one of what model.json says
             reason = " ".join(str(error).split())[:200]
             raise LeapformerError(f"{self.folder.path / graph} cannot be run ({reason}); export it again") from error
         return list(binding.get_outputs())
 
-    def advance(self, graph: str, given: Mapping[str, Any], states: Values, *outputs: str) -> tuple[list[Any], Values]:
-        """Run a graph that updates states, and return the named outputs and the new states."""
-        values = self.run(graph, {**given, **states}, [*outputs, *(f"{name}{NEXT}" for name in states)])
-        return values[: len(outputs)], dict(zip(states, values[len(outputs) :], strict=True))
+    def advance(
+        self,
+        graph: str,
+        given: Mapping[str, Any],
+        states: Values,
+        *outputs: str,
+        into: Mapping[str, Any] = MappingProxyType({}),
+    ) -> tuple[list[Any], Values]:
+        """Run a graph that updates states, and return the named outputs and the new states.
+
+        `into`: states by name that are updated in place.
+        """
+        wanted = [*outputs, *(f"{name}{NEXT}" for name in states)]
+        values = self.run(graph, {**given, **states}, wanted, {f"{name}{NEXT}": value for name, value in into.items()})
+        return values[: len(outputs)], dict(zip(states, values[len(outputs) : len(wanted)], strict=True))
 
     def value(self, array: np.ndarray) -> Any:
         from onnxruntime import OrtValue
@@ -124,7 +147,8 @@ class Graphs:
     ) -> tuple[np.ndarray, Values]:
         """Log-probabilities (B, R, V) after tokens (B, R) at `position`, from 1, and the states of self-attention.
 
-        `order` (B, R) holds the entry of the self-attention states that each hypothesis continues.
+        `order` (B, R) holds the entry of the self-attention states that each hypothesis continues. These must not be
+        used again: memory that steps share is changed in place.
         """
         (log_probs,), states = self._step(tokens, position, order, states, source, LOG_PROBS)
         return log_probs, states
@@ -140,9 +164,15 @@ class Graphs:
         self, tokens: np.ndarray, position: int, order: np.ndarray, states: Values, source: Values, *outputs: str
     ) -> tuple[list[np.ndarray], Values]:
         rows = {TOKENS: tokens, POSITIONS: np.full(tokens.shape, position), ORDER: order}
-        given = {name: value.astype(np.int64) for name, value in rows.items()}
-        values, states = self.advance(STEP, {**given, **source}, states, *outputs)
-        return [value.numpy() for value in values], states
+        given = {**{name: value.astype(np.int64) for name, value in rows.items()}, **source}
+        if not self.folder.shared:
+            values, states = self.advance(STEP, given, states, *outputs)
+            return [value.numpy() for value in values], states
+        past = states.get(PAST) or Past.of({name: states[name].numpy() for name in self.folder.shared})
+        past = past.next(given[ORDER], self.folder.max_target)
+        moving = {name: value for name, value in states.items() if name not in (PAST, *self.folder.shared)}
+        values, states = self.advance(STEP, {**given, **past.inputs()}, moving, *outputs, into=past.values())
+        return [value.numpy() for value in values], {**states, PAST: past}
 
     def text(self, tokens: np.ndarray, states: Values, before: int = 0) -> tuple[np.ndarray, Values]:
         """Log-probabilities (B, T, V) of the token after each of the tokens (B, T), and the states after the last.

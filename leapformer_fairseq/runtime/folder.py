@@ -21,7 +21,7 @@ from ..support.errors import LeapformerError
 from ..support.files import write_json
 from .typed import dataclass_of, fits, shown
 
-FORMAT, NEWER = 5, 6  # 6: of folders in which states grow, of recordings, of several languages, or of another engine
+FORMATS = 5, 6, 7  # see `Folder.format`
 HASH = "sha256"  # key in model.json: the hash of its other values
 MODEL, WEIGHTS = "model.json", "weights.safetensors"
 SUBWORDS, CODES = "subwords.model", "subwords.codes"  # of sentencepiece; of BPE, as subword-nmt has them
@@ -49,12 +49,14 @@ FILES = {  # of all exports
 # Of inputs:
 TOKENS, POSITIONS, ORDER, SPEAKERS = "tokens", "positions", "order", "speakers"
 FRAMES, ROWS, BEFORE, COUNT, START, KEPT = "frames", "rows", "before", "count", "start", "kept"
+USED, WIDTH, PATHS = "used", "width", "paths"  # of a step that shares memory, see `past.Past`
 LOG_PROBS, ENDED, NEXT = "log_probs", "ended", ".next"  # of outputs
 ATTENTION = "attention"  # an output: how much hypotheses attend to a source, (B, R, S), in one layer
 SELF, CROSS, HEARD = "self", "cross", "heard"  # states of decoder self-attention, cross-attention, a streaming encoder
 LENGTH = "cross.length"  # a state of cross-attention: the predicted length of the target in steps
 KEYS, REAL = "source_keys", "real"  # of a layer's cross-attention: its keys, and 1 where they are no padding
 Shapes = dict[str, list[int]]  # of states by name, without the dimension of hypotheses; a size of 0 grows with the text
+SHARING = TRANSLATION, LANGUAGE, RECORDINGS  # tasks whose steps can share memory: each state is used once
 # The kinds of attention with states, and the vocabularies, of each task.
 SIDES = {**dict.fromkeys(GRAPHS, (SELF, CROSS)), SPEECH: (HEARD, SELF, CROSS)}
 WORDS = {**dict.fromkeys(GRAPHS, ("target",)), TRANSLATION: ("source", "target"), SYNTHESIS: ("source",)}
@@ -215,6 +217,7 @@ class Folder:
     alignments: the decoder layer whose attention weights the steps return, from 1; None: they return none.
     multilingual: of a model of several languages, which it is told.
     engine: what runs it: `ONNX`, or `CTRANSLATE2`, which has its own states.
+    shared: names of those states of self-attention that stay in memory which steps share (`past.Past`).
     files:  the other files by name; empty if unknown, as in a folder that is being written.
     """
 
@@ -234,6 +237,7 @@ class Folder:
     alignments: int | None = None
     multilingual: Multilingual | None = None
     engine: str = ONNX
+    shared: list[str] = field(default_factory=list)
     starts: dict[str, list[Any]] = field(default_factory=dict)
     files: dict[str, Content] = field(default_factory=dict, compare=False)
 
@@ -251,15 +255,18 @@ class Folder:
             about = json.loads((path / MODEL).read_text(encoding="utf-8"))
             if not isinstance(about, dict):
                 raise ValueError(f"{shown(about)} is no JSON object")
-            if (version := about.get("format")) not in (FORMAT, NEWER):
-                later = isinstance(version, int) and version > NEWER
+            if (version := about.get("format")) not in FORMATS:
+                later = isinstance(version, int) and version > FORMATS[-1]
                 remedy = "update leapformer-fairseq, which is older than the folder" if later else "export it again"
-                raise LeapformerError(f"{path / MODEL} has format {shown(version)}, not {FORMAT} or {NEWER}; {remedy}")
+                known = f"{FORMATS[0]} to {FORMATS[-1]}"
+                raise LeapformerError(f"{path / MODEL} has format {shown(version)}, not {known}; {remedy}")
             if about.pop(HASH, None) != _hash(about):
                 raise ValueError("its content is not that of its hash")
             folder = _folder(path, about)
-            if folder.is_newer != (version == NEWER):
+            if folder.format != version:
                 raise ValueError(f"format {version} does not fit what it holds")
+        except LeapformerError:  # which is a ValueError
+            raise
         except OSError as error:
             raise LeapformerError(f"{path / MODEL} cannot be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
@@ -276,13 +283,17 @@ class Folder:
         return folder
 
     @property
-    def is_newer(self) -> bool:
-        """Whether earlier versions cannot run it: states grow, or it has a later task or engine, or several languages.
+    def format(self) -> int:
+        """The first of `FORMATS` whose versions can run it.
 
-        States grow wherever there are alignments.
+        7: with shared memory. 6: states grow, or it has a later task or engine, or several languages. States grow
+        wherever there are alignments.
         """
+        if self.shared:
+            return 7
         grows = any(0 in shape for states in self.states.values() for shape in states.values())
-        return grows or self.task == RECORDINGS or self.multilingual is not None or self.engine != ONNX
+        later = grows or self.task == RECORDINGS or self.multilingual is not None or self.engine != ONNX
+        return 6 if later else 5
 
     @property
     def layers(self) -> int:
@@ -320,7 +331,7 @@ class Folder:
         """Write `model.json` after all other files, and return the folder with their hashes."""
         files = {name: Content.of(self.path / name) for name in _names(self.path, self.task, self.engine)}
         about = {
-            "format": NEWER if self.is_newer else FORMAT,
+            "format": self.format,
             "task": self.task,
             "states": self.states,
             "starts": self.starts,
@@ -331,6 +342,7 @@ class Folder:
             **({} if self.alignments is None else {"alignments": self.alignments}),
             **({} if self.multilingual is None else {"multilingual": asdict(self.multilingual)}),
             **({} if self.engine == ONNX else {"engine": self.engine}),
+            **({"shared": self.shared} if self.shared else {}),
             "signature": self.signature,
             "checkpoint": self.origin,
             **{name: asdict(getattr(self, name)) for name in PARTS if getattr(self, name) is not None},
@@ -420,6 +432,9 @@ def _wrong(folder: Folder) -> Iterator[str]:
     for name, shape in shapes.items():
         size = math.prod(size or 1 for size in shape) if len(shape) < 8 else LARGEST + 1
         yield from _unless(min(shape, default=1) >= 0 and size <= LARGEST, f"the shape of {name}", shape)
+    for name in folder.shared:
+        grows = [bool(size) for size in folder.states.get(SELF, {}).get(name, [])] == [True, False, True]
+        yield from _unless(grows and task in SHARING, f"shared: {shown(name)}", task)
     for name, start in folder.starts.items():
         yield from _unless(name in shapes and _has_shape(start, shapes[name]), f"starts.{name}", start)
     if folder.speech is not None and target is not None:

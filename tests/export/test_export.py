@@ -499,8 +499,9 @@ def test_damaged_folders_are_told_in_one_line(exported, tmp_path, capsys, monkey
         about = json.loads((folder / MODEL).read_text())
         (folder / MODEL).write_text(json.dumps({**about, "format": 9}))
 
-    assert "has format 9, not 5 or 6; update leapformer-fairseq, which is older than the folder" in said(formatted)
-    assert "is damaged" in said(lambda folder: (folder / MODEL).write_text("{}"))
+    assert "has format 9, not 5 to 7; update leapformer-fairseq, which is older than the folder" in said(formatted)
+    assert "has format None, not 5 to 7; export it again" in said(lambda folder: (folder / MODEL).write_text("{}"))
+    assert "is damaged" in said(lambda folder: (folder / MODEL).write_text("{"))
     assert f"has no {MODEL}; give a folder" in said(lambda folder: (folder / MODEL).unlink())
     assert f"has no {STEP}; export" in said(lambda folder: (folder / STEP).unlink())
     assert "is damaged, or of another export" in said(lambda folder: (folder / STEP).write_bytes(b"no graph"))

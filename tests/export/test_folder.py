@@ -22,11 +22,10 @@ from leapformer_fairseq.runtime.commands import demo
 from leapformer_fairseq.runtime.engine import Graphs
 from leapformer_fairseq.runtime.folder import (
     FILES,
-    FORMAT,
+    FORMATS,
     GRAPHS,
     HASH,
     MODEL,
-    NEWER,
     STEP,
     SUBWORDS,
     WEIGHTS,
@@ -165,7 +164,7 @@ def test_a_folder_without_hashes_is_of_an_older_version(copies, tmp_path):
     path = shutil.copytree(copies["text"], tmp_path / "old")
     about = json.loads((path / MODEL).read_text())
     write_json(path / MODEL, {**{name: about[name] for name in about if name not in ("files", HASH)}, "format": 4})
-    assert f"has format 4, not {FORMAT} or {NEWER}; export it again" in refusal(path)
+    assert refusal(path) == f"{path / MODEL} has format 4, not {FORMATS[0]} to {FORMATS[-1]}; export it again"
 
 
 # ------------------------------------------------------------------------------------------------------------- crafted
@@ -218,6 +217,7 @@ SPEECH_CASES = [
     put("speech>more", 1),
     put("speaking", {}),
     put("language", {"first": 1, "longest": None, "segment": 3}),
+    put("shared", ["self.0.kv"]), put("shared", ["heard.0.kv"]),
     put("path", "/etc"),
     put("origin", {}),
     put("more", 1),
@@ -227,7 +227,7 @@ SPEECH_CASES = [
     *[put(f"files>{WEIGHTS}", value) for value in (None, [], {}, {"size": 3}, {"size": -1, "sha256": ""}, "abc",
       {"size": 3, "sha256": 7}, {"size": "3", "sha256": ""}, {"size": 3, "sha256": "", "x": 1})],
     put(f"files>{STEP}", put), put(f"files>{SUBWORDS}", put),
-    lambda about: [about], lambda about: "text", lambda about: {"format": FORMAT},
+    lambda about: [about], lambda about: "text", lambda about: {"format": FORMATS[0]},
 ]  # fmt: skip
 OTHERS = {
     "voice": [
@@ -244,7 +244,9 @@ OTHERS = {
         *[put("recordings>mean", value) for value in ([1.0], [NAN] * 80, 3)],
         *[put(f"recordings>{name}", value) for name in ("own_mean", "own_std") for value in (None, 1, "yes")],
         *[put("max_source", value) for value in (0, -1, "1", 1.5)],
-        put("recordings", put), put("task", "translation"), put("task", "speech"), put("format", FORMAT),
+        put("recordings", put), put("task", "translation"), put("task", "speech"),
+        *[put("format", version) for version in FORMATS[:-1]],
+        *[put("shared", value) for value in (put, [], None, "self.0.k", [3], ["self.0.no"], ["self.0.k", "cross.0.k"])],
         put("vocabularies>source", {"symbols": ["a"], "pad": 0, "eos": 0, "unk": 0}),
     ],
     "language": [
