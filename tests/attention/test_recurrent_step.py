@@ -168,7 +168,7 @@ def test_where_c_does_not_serve_pytorch_does(name, why, monkeypatch, tmp_path):
     if why == "no compiler":
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         monkeypatch.setenv("CC", "no-such-compiler")
-        native.load.cache_clear()
+        native._loaded.cache_clear()
     else:
         for kernel in ("step", "recurrent_step"):
             monkeypatch.setattr(native, kernel, lambda: lambda *_: pytest.fail("C was called"))
@@ -183,7 +183,7 @@ def test_where_c_does_not_serve_pytorch_does(name, why, monkeypatch, tmp_path):
         state.kv = state.kv.mT.contiguous().mT if why == "strides" else state.kv
         out = torch.stack([step(x[t].to(step.weight), state, t + 1) for t in range(3)])
     finally:
-        native.load.cache_clear()
+        native._loaded.cache_clear()
     assert state.kv.dtype == torch.float32
     torch.testing.assert_close(out.float(), expected, rtol=0, atol=tolerance)
 

@@ -728,9 +728,9 @@ def test_the_compiler_has_no_warnings():
 def fresh(tmp_path, monkeypatch):
     """A cache without libraries."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cpu.load.cache_clear()
+    cpu._loaded.cache_clear()
     yield tmp_path
-    cpu.load.cache_clear()
+    cpu._loaded.cache_clear()
 
 
 @pytest.mark.full

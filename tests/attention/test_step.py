@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -246,42 +244,3 @@ def test_the_step_in_c_is_really_taken(monkeypatch, name, step):
     monkeypatch.setattr(native, step, lambda: lambda *args: (calls.append(1), real(*args)))
     step_of(mechanism, projections)(torch.randn(B, C), empty(mechanism, B, D, torch.zeros(1)), 1)
     assert calls == [1]
-
-
-class TestCompiling:
-    """What happens where the step in C cannot be had."""
-
-    @pytest.fixture(autouse=True)
-    def fresh(self, tmp_path, monkeypatch):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        native.load.cache_clear()
-        yield
-        native.load.cache_clear()
-
-    def test_it_is_compiled_once(self, monkeypatch, tmp_path):
-        assert native.step() is not None
-        native.load.cache_clear()
-        monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
-        assert native.step() is not None
-        assert [path.suffix for path in (tmp_path / "leapformer_fairseq").iterdir()] == [".so"]
-
-    @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
-    def test_without_a_working_compiler_pytorch_serves(self, monkeypatch, compiler, caplog):
-        monkeypatch.setenv("CC", compiler)
-        with caplog.at_level("INFO"):
-            assert native.step() is None
-        assert "attention in PyTorch" in caplog.text
-
-    def test_a_read_only_cache_is_no_error(self, monkeypatch):
-        monkeypatch.setenv("XDG_CACHE_HOME", "/proc/no/such/folder")
-        assert native.step() is None
-
-    def test_it_is_turned_off_in_one_thread(self):
-        with native.turned_off(), ThreadPoolExecutor(1) as other:
-            assert native.step() is None
-            assert other.submit(native.step).result() is not None
-        assert native.step() is not None
-
-    def test_it_can_be_turned_off(self, monkeypatch):
-        monkeypatch.setenv(native.SWITCH, "0")
-        assert native.step() is None

@@ -1,7 +1,7 @@
 """Kernels in C, compiled into the user's cache on first use. Everything works without them, only slower.
 
 Without a compiler, with a read-only cache or on another platform, the functions below return None and everything runs
-in PyTorch. `LEAPFORMER_NATIVE=0` turns the kernels off.
+in PyTorch; `reason` says why, as does `leapformer doctor`. `LEAPFORMER_NATIVE=0` turns the kernels off.
 """
 
 from __future__ import annotations
@@ -12,9 +12,13 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -28,6 +32,7 @@ SOURCES = tuple(FOLDER / name for name in ("linear_step.c", "recurrent_step.c", 
 HEADERS = (FOLDER / "scan_body.h",)
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=gnu99", "-pthread")
 SWITCH = "LEAPFORMER_NATIVE"
+PATIENCE_S = 120  # a compiler that takes longer hangs; not tried again for a day, see `_compiled`
 MAX_DIM = 1024  # as in linear_step.c and recurrent_step.c
 MAX_SLOTS = 1024  # as in slot_step.c
 _off: ContextVar[bool] = ContextVar("kernels in C are turned off", default=False)
@@ -130,42 +135,114 @@ def turned_off() -> Iterator[None]:
         _off.reset(token)
 
 
-@functools.cache
 def load() -> ctypes.CDLL | None:
-    """The library, compiled if the cache has none for this processor; None if that fails, which is logged once."""
+    """The library, compiled if the cache has none for this processor; None if that fails, which is said once."""
+    loaded = _loaded()
+    return None if isinstance(loaded, str) else loaded
+
+
+def reason() -> str | None:
+    """Why kernels in C do not run here, in one line; None if they do."""
+    if _off.get() or os.environ.get(SWITCH) == "0":
+        return f"{SWITCH}=0"
+    loaded = _loaded()
+    return loaded if isinstance(loaded, str) else None
+
+
+@functools.cache
+def _loaded() -> ctypes.CDLL | str:
+    """The library, or why there is none."""
     try:
         library = ctypes.CDLL(str(_compiled()))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home directory
-        logger.info("attention in PyTorch, since its kernels in C could not be compiled: %s", error)
-        return None
-    for name, arguments in _ARGUMENTS.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = arguments, ctypes.c_int if name in _FAILS else None
+        for name, arguments in _ARGUMENTS.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, ctypes.c_int if name in _FAILS else None
+    except (OSError, RuntimeError, AttributeError, ValueError) as error:
+        # RuntimeError: no home directory. AttributeError: a library without a function. ValueError: a quote in CC.
+        problem = " ".join(str(error).split())
+        logger.warning("attention runs in PyTorch, which is slower: %s (%s=0 silences this)", problem, SWITCH)
+        return problem
     return library
+
+
+_one_at_a_time = threading.Lock()
 
 
 def _compiled() -> Path:
-    """The path of the shared library for these sources and this processor; compiles it if it does not exist."""
+    """The path of the shared library for these sources and this processor; compiles it if the cache has none.
+
+    Its name holds a digest of its content: a file that was cut off, as by a full disk, ends a process that loads it.
+    Raises OSError with the reason.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leapformer_fairseq"
     parts = [*(source.read_text() for source in (*SOURCES, *HEADERS)), *FLAGS, _processor()]
-    identity = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    library = cache / f"kernels-{identity}.so"
-    if not library.exists():
-        compiler = shutil.which(os.environ.get("CC", "cc"))
-        if compiler is None:
-            raise OSError("there is no C compiler (install gcc or clang, or name one by CC)")
+    name = f"kernels-{_digest(chr(0).join(parts).encode())}"
+    with _one_at_a_time:
+        for library in cache.glob(f"{name}-*.so"):
+            if library.stem == f"{name}-{_digest(library.read_bytes())}":
+                return library
+        slow = cache / f"{name}.slow"
+        if slow.exists() and time.time() - slow.stat().st_mtime < 24 * 3600:
+            raise OSError(f"the C compiler took longer than {PATIENCE_S} s; to try again within a day, delete {slow}")
+        compiler = _compiler()
+        with _folder_in(cache) as folder:
+            built = Path(folder) / "kernels.so"
+            try:
+                _run([*compiler, *FLAGS, *map(str, SOURCES), "-o", str(built), "-lm"])
+            except TimeoutError:
+                slow.touch()
+                raise
+            # Atomically: another process may be doing the same.
+            return built.replace(cache / f"{name}-{_digest(built.read_bytes())}.so")
+
+
+def _folder_in(cache: Path) -> tempfile.TemporaryDirectory[str]:
+    """A new folder in the cache, removed with its content. Raises OSError if the cache cannot be written."""
+    try:
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            built = Path(folder) / library.name
-            command = [compiler, *FLAGS, *map(str, SOURCES), "-o", str(built), "-lm"]
-            subprocess.run(command, check=True, capture_output=True, timeout=60)
-            built.replace(library)  # atomically: another process may be doing the same
-    return library
+        return tempfile.TemporaryDirectory(dir=cache)
+    except OSError as error:
+        raise OSError(f"{cache} cannot be written ({error.strerror}); name another cache by XDG_CACHE_HOME") from error
+
+
+def _compiler() -> list[str]:
+    """The command of the C compiler. Raises OSError if there is none."""
+    command = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    program = shutil.which(command[0])
+    if program is None:
+        raise OSError(f"there is no C compiler {command[0]!r}; install gcc or clang, or name it by CC")
+    return [program, *command[1:]]
+
+
+def _run(command: list[str]) -> None:
+    """Run a compiler. Raises OSError if it fails, and TimeoutError, after it was ended, if it takes too long."""
+    pipes: dict[str, Any] = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    # In a session of its own, so that the programs that it has started can be ended with it.
+    with subprocess.Popen(command, start_new_session=True, text=True, errors="replace", **pipes) as process:
+        try:
+            said, _ = process.communicate(timeout=PATIENCE_S)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise TimeoutError(f"the C compiler {command[0]} took longer than {PATIENCE_S} s") from None
+            raise
+    if process.returncode:
+        lines = said.splitlines()
+        first = next((line for line in lines if "error" in line), next(iter(lines), "it said nothing"))
+        raise OSError(f"the C compiler {command[0]} failed (status {process.returncode}): {first}")
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _processor() -> str:
-    """What -march=native depends on; part of the library's name, since different machines may share a cache."""
+    """What a library depends on besides its sources; part of its name, since different machines may share a cache.
+
+    That are the instructions that -march=native finds, or, if the system does not tell them, the machine; and the C
+    library.
+    """
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return f"{platform.system()} {platform.machine()} {platform.processor()} {flags}"
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), platform.node())
+    return f"{platform.system()} {platform.machine()} {platform.processor()} {platform.libc_ver()} {flags}"
