@@ -53,15 +53,18 @@ def _device() -> str:
 
 
 def _print_dispatch() -> None:
-    """Print whether the decoding step is compiled, and the bounds that choose between implementations."""
+    """Print whether kernels in C run, why not, and the bounds that choose between implementations."""
     from dataclasses import asdict
 
     import torch
 
     from ..attention.ops import cpu, dispatch
 
-    step = "compiled" if cpu.step() is not None else f"in PyTorch (no C compiler, or {cpu.SWITCH}=0)"
-    print(f"Decoding step on a CPU: {step}")
+    off = cpu.reason()
+    allowed = dispatch.bounds(torch.device("cpu")).kernels
+    whole = off or (None if allowed else f"{dispatch.VARIABLE} says kernels=False")
+    for what, why in (("Decoding step", off), ("Whole sequences", whole)):
+        print(f"{what} on a CPU: {'compiled' if why is None else f'in PyTorch ({why})'}")
     for device in dispatch.BOUNDS:
         bounds = asdict(dispatch.bounds(torch.device(device)))
         source = bounds.pop("source")

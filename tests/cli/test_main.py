@@ -288,6 +288,34 @@ class TestDoctor:
         assert f"leapformer-fairseq {__version__}" in out
         assert "checkpoint-types          applied" in out
         assert "Dispatch on cpu" in out and "chunk 32" in out
+        assert "Decoding step on a CPU: compiled" in out and "Whole sequences on a CPU: compiled" in out
+
+    @pytest.mark.parametrize(
+        ("variable", "value", "step", "whole"),
+        [
+            ("LEAPFORMER_NATIVE", "0", "in PyTorch (LEAPFORMER_NATIVE=0)", "in PyTorch (LEAPFORMER_NATIVE=0)"),
+            ("LEAPFORMER_DISPATCH", "kernels=0", "compiled", "in PyTorch (LEAPFORMER_DISPATCH says kernels=False)"),
+            (
+                "CC",
+                "none",
+                *["in PyTorch (there is no C compiler 'none'; install gcc or clang, or name one by CC)"] * 2,
+            ),
+        ],
+    )
+    def test_why_kernels_do_not_run(self, capsys, monkeypatch, tmp_path, variable, value, step, whole):
+        from leapformer_fairseq.attention.ops import cpu
+        from leapformer_fairseq.cli import doctor
+
+        monkeypatch.setenv(variable, value)
+        if variable == "CC":
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+            cpu._loaded.cache_clear()
+        try:
+            doctor._print_dispatch()
+        finally:
+            cpu._loaded.cache_clear()
+        out = capsys.readouterr().out
+        assert f"Decoding step on a CPU: {step}\nWhole sequences on a CPU: {whole}\n" in out
 
     def test_missing_requirement(self, capsys, monkeypatch):
         from leapformer_fairseq.cli import doctor

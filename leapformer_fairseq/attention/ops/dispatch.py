@@ -99,6 +99,7 @@ BOUNDS: dict[str, Bounds] = {
     ),
 }
 IN_GRAPH = 8  # states that a graph computes in turn
+BOOLEANS = {"True": True, "1": True, "False": False, "0": False}
 KINDS = {field.name: type(getattr(BOUNDS["cpu"], field.name)) for field in fields(Bounds)}
 _overrides: dict[str, Any] = {}
 
@@ -128,7 +129,7 @@ def _from_environment(text: str) -> dict[str, Any]:
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
         try:
-            changes[name] = value == "True" if KINDS[name] is bool else KINDS[name](value)
+            changes[name] = BOOLEANS[value] if KINDS[name] is bool else KINDS[name](value)
         except (KeyError, ValueError) as error:
             raise LeapformerError(f"{VARIABLE} {part!r}: give name=number with a name of {', '.join(KINDS)}") from error
     return changes
