@@ -710,9 +710,9 @@ SANITIZERS = ("-g", "-O1", "-march=native", f"-fsanitize={CHECKS}", "-fno-saniti
 # What the sanitizers do not see by themselves: a buffer of the arena that is left, and one that is used before it is
 # filled. Between buffers comes memory that must not be touched, and all of them begin with NaN.
 HARDENED = {
-    "    w->used += NAME(padded)(count);\n": """
-    if (w->arena) __asan_poison_memory_region(w->arena + w->used + NAME(padded)(count), 64);
-    w->used += NAME(padded)(count) + 64 / (int64_t)sizeof(REAL);
+    "        w->used += NAME(padded)(rooms[i].numbers);\n": """
+        w->used += NAME(padded)(rooms[i].numbers) + 64 / (int64_t)sizeof(REAL);
+        if (w->arena) __asan_poison_memory_region(w->arena + w->used - 64 / (int64_t)sizeof(REAL), 64);
 """,
     "(NAME(lay_out)(w, backward), 0)": "(memset(w->arena, 255, w->used * sizeof(REAL)), NAME(lay_out)(w, backward), 0)",
 }

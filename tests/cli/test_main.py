@@ -298,7 +298,7 @@ class TestDoctor:
             (
                 "CC",
                 "none",
-                *["in PyTorch (there is no C compiler 'none'; install gcc or clang, or name one by CC)"] * 2,
+                *["in PyTorch (there is no C compiler 'none'; install gcc or clang, or name it by CC)"] * 2,
             ),
         ],
     )
