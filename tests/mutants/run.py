@@ -163,7 +163,9 @@ def _in_fork(copy: Path, scratch: Path, answer: Path, output: Path, arguments: l
     for number, source in enumerate((nothing, file, file)):
         os.dup2(source, number)
     (scratch / "t").mkdir()
-    os.environ.update(PYTHONPATH=str(copy), TMPDIR=str(scratch / "t"), OMP_NUM_THREADS="1")
+    # Libraries of mutated kernels stay out of the user's cache; that of the others is compiled once.
+    cache = str(copy.parent / "cache")
+    os.environ.update(PYTHONPATH=str(copy), TMPDIR=str(scratch / "t"), OMP_NUM_THREADS="1", XDG_CACHE_HOME=cache)
     tempfile.tempdir = None
     os.chdir(copy)
     sys.path[:] = [str(copy), *(entry for entry in sys.path if entry not in ("", str(ROOT), str(HERE)))]
