@@ -397,6 +397,18 @@ def test_where_a_segment_ends(shared, change):
     check(PLAIN._replace(queries=520, keys=shared + 520, mask=mask, **change))
 
 
+def test_a_query_that_sees_a_thousand_keys_more():
+    """In one block the gradient of what these keys replaced would be a rounded rest."""
+    case = PLAIN._replace(queries=2, keys=1025, mask=PrefixMask(1, 1000), dim=33, starts=True, **MAPS["delta"])
+    case = case._replace(heads=1, wanted="output", leaves=("first",))
+    leaves, call = made(case)
+    got, expected = (
+        results(run, call, leaves, case, dtype)["to first"]
+        for run, dtype in ((scan.scan, torch.float32), (defined, torch.float64))
+    )
+    assert float((got - expected).abs().max() / expected.abs().max()) < 1e-3
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_segment_of_blocks_of_one_token(dtype):
     """As many states as a segment can have: every token forgets what was before."""

@@ -186,7 +186,7 @@ class _About(NamedTuple):
         shared, growing, unit, gain, ahead, block = keys, 0, 1, 1, 0, PAIRS
         if isinstance(mask, PrefixMask):
             shared, growing, gain = min(mask.shared, keys), mask.growing(queries, keys), max(1, min(mask.ratio, keys))
-            block = min(dispatch.chunk_of(tensors["q"].device, gain), max(1, growing))
+            block = dispatch.chunk_of(tensors["q"].device, gain) if gain <= PAIRS else 0
         elif isinstance(mask, ChunkMask):
             unit = max(1, min(mask.tokens, queries))
             shared, growing, gain, ahead = 0, queries, unit, max(0, min(mask.ahead, unit - mask.size))

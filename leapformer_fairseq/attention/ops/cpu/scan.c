@@ -48,7 +48,8 @@ typedef struct {
     int64_t shared, growing;  /* keys that every query sees; queries that each see more than the one before */
     int64_t unit, gain;       /* of the growing queries, `unit` neighbours see `gain` keys more than those before */
     int64_t ahead;            /* of these keys, the last ones are not written to the state */
-    int64_t block;            /* growing queries that are compared with their keys in pairs, a multiple of `unit` */
+    int64_t block;            /* growing queries that are compared with their keys in pairs, a multiple of `unit`; 0 if
+                                 `gain` is above WRITTEN and nothing is ahead */
     int64_t activation;       /* NONE, .. */
     int64_t turned;           /* features are [x cos, x sin] */
     int64_t hidden, per_head; /* hidden units of proportion networks; whether each head has its own */

@@ -442,7 +442,7 @@ static int64_t NAME(cut)(const NAME(Work) *w, Block *blocks) {
         blocks[count++] = (Block){0, 0, key, least(key + WRITTEN, s->shared)};
     while (t < s->growing) {
         const int64_t unit = least(t + s->unit, s->growing);
-        if (s->unit > WRITTEN && !s->ahead) { /* a long chunk is read after it was written */
+        if (s->gain > WRITTEN && !s->ahead) { /* so many keys are written before they are read */
             for (const int64_t stop = least(key + s->gain, s->keys); key < stop; key = least(key + WRITTEN, stop))
                 blocks[count++] = (Block){t, t, key, least(key + WRITTEN, stop)};
             for (; t < unit; t = least(t + WRITTEN, unit))
