@@ -155,10 +155,10 @@ def disagreement(name: str) -> str | None:
             continue
         q, k, v = _inputs(case, exact, batch=1)
         expected = _results(mechanism, q, k, v, case, "reference")
-        for kept in (0, 10**9):  # save intermediates of no token or of all tokens for the backward pass
-            with dispatch.override(
-                kept_numbers=kept, kept_slot_tokens=kept, segment_tokens=100, segment_slot_tokens=100, least_segment=1
-            ):
+        # by a kernel, and in PyTorch, with intermediates of no token or of all tokens saved for the backward pass
+        for kernels, kept in ((True, 0), (False, 0), (False, 10**9)):
+            limits = {"segment_tokens": 100, "segment_slot_tokens": 100, "least_segment": 1}
+            with dispatch.override(kernels=kernels, kept_numbers=kept, kept_slot_tokens=kept, **limits):
                 error = _largest_error(_results(mechanism, q, k, v, case, "scan"), expected)
             if not error < PARITY:
                 return f"its scan differs from the reference by {error:.1e} ({case})"
@@ -312,7 +312,8 @@ def _operations(call: Callable[[], object]) -> float:
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: attention_back,
     }
-    with dispatch.override(kernels=False), FlopCounterMode(display=False, custom_mapping=fused) as counter:
+    whole = dispatch.override(kernels=False, kept_numbers=10**12, kept_slot_tokens=10**12)  # nothing is computed again
+    with whole, FlopCounterMode(display=False, custom_mapping=fused) as counter:
         call()
     return float(counter.get_total_flops())
 

@@ -46,7 +46,8 @@ def test_quick_writes_both_files(tiny, tmp_path, capsys):
         == 0
     )
     found = json.loads((out / "attention.json").read_text())
-    assert found["options"] == {"seed": 1, "quick": True, "devices": "cpu"} and found["environment"]["threads"] == 1
+    assert found["options"] == {"seed": 1, "quick": True, "devices": "cpu", "threads": 1}
+    assert found["environment"]["threads"] == 1
     assert found["signature"].endswith("seed:1|quick:True|devices:cpu") and "CPU time" in found["method"]
 
     rows = {(row["case"], row["mechanism"], row["form"]): row for row in found["times"]}
