@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from leapformer_fairseq import register
+from leapformer_fairseq.attention.ops import cpu
 from leapformer_fairseq.support import user_dir
 
 from . import covering, made
@@ -106,6 +107,12 @@ def _file_of(nodeid: str) -> str:
 def fixed_seed() -> None:
     torch.default_generator.manual_seed(0)  # torch.manual_seed writes down the stack of calls for each other device
     np.random.seed(0)
+
+
+@pytest.fixture
+def in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No kernels in C: PyTorch computes everything, as on a GPU."""
+    monkeypatch.setenv(cpu.SWITCH, "0")
 
 
 @pytest.fixture(autouse=True)

@@ -91,9 +91,9 @@ class Browser:
             self._call(f"{domain}.enable")
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        number = next(self._numbers)
+        number, end = next(self._numbers), time.monotonic() + PATIENCE_S
         self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
-        while (answer := json.loads(self._socket.recv(PATIENCE_S))).get("id") != number:
+        while (answer := json.loads(self._socket.recv(end - time.monotonic()))).get("id") != number:
             if answer["method"] in ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled"):
                 self.complaints.append(json.dumps(answer["params"])[:500])
         return dict(answer.get("result", answer))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from leapformer_fairseq.attention import Mechanism, find
+from leapformer_fairseq.attention.ops import cpu
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.modules import MechanismAttention
 from leapformer_fairseq.studies.benchmarks import lra, measure
@@ -139,13 +140,17 @@ def test_no_row_runs_its_layers_again():
         assert not lra.system(name, "text", CPU).model.args.checkpoint_activations
 
 
-def test_a_wrong_training_form_is_a_disagreement(monkeypatch):
-    names = (lra.COSFORMER, "linformer", "bigbird")
+@pytest.mark.parametrize("kernel", [True, False])
+def test_a_wrong_training_form_is_a_disagreement(monkeypatch, kernel):
+    names = (lra.COSFORMER,) if kernel else (lra.COSFORMER, "linformer", "bigbird")
+    form = "_whole" if kernel else "_in_segments"
+    if not kernel:
+        monkeypatch.setenv(cpu.SWITCH, "0")
     assert all(lra.disagreement(name) is None for name in names)
     mechanisms = [find(lra._mechanism(name)[0]) for name in names]
     for mechanism in mechanisms:
-        real = mechanism._in_segments
-        monkeypatch.setattr(mechanism, "_in_segments", lambda self, x, real=real: real(self, x) * 1.001)
+        real = getattr(mechanism, form)
+        monkeypatch.setattr(mechanism, form, lambda self, x, real=real: real(self, x) * 1.001)
     for name in names:
         assert "its training form differs from its reference by" in (lra.disagreement(name) or "")
 

@@ -189,6 +189,7 @@ class TestPapers:
         assert long["t2r, 32/4"] < long["abc-mlp, 32/8"] < long["rfa, 256/128"], "as the paper's sizes have it"
 
     @pytest.mark.parametrize("block", papers.DECODER_BLOCKS)
+    @pytest.mark.usefixtures("in_pytorch")  # or else nothing is counted
     @torch.no_grad()
     def test_sums_that_are_made_anew_are_those_that_are_reused(self, block):
         """And cost products with every key, while those that are kept cost the same after any past."""

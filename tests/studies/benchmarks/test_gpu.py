@@ -19,6 +19,7 @@ from leapformer_fairseq.studies.benchmarks.gpu_cases import FAST, NAMES, Task
 from tests import covering
 from tests.studies.benchmarks import gpu_workers
 
+pytestmark = pytest.mark.usefixtures("in_pytorch")
 ROOT = Path(__file__).parents[3]
 MEASURED = ROOT / "docs" / "results" / "raw" / "gpu"
 CPU = torch.device("cpu")
