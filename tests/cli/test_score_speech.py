@@ -65,6 +65,7 @@ def test_pictures_and_another_folder(runs, tmp_path, capsys):
     assert not (tmp_path / "runs" / "table.md").exists()
 
 
+@pytest.mark.full
 def test_more_pictures_than_sentences(runs):
     assert command(runs[0], "--pictures", 9) == 0
     assert [path.name for path in sorted(runs[0].glob("*.svg"))] == ["spectrogram_1.svg", "spectrogram_2.svg"]

@@ -47,6 +47,7 @@ def interrupted(command: list[str], sign: Path) -> str:
     return said
 
 
+@pytest.mark.full
 def test_an_ablation_that_was_interrupted_ends_with_a_table(data, tmp_path):
     out = tmp_path / "out"
     options = ["--out", str(out), "--mechanisms", "leap", "cosformer", "--tolerance", "0.5"]

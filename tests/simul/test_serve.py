@@ -532,6 +532,7 @@ def test_samples_are_taken_in_order_and_not_too_many(session):
     np.testing.assert_array_equal(np.concatenate(taken), samples)
 
 
+@pytest.mark.full
 def test_the_example_that_loads_a_server(session, speech, tmp_path):
     """Every speaker's final words arrive, with a delay and a real-time factor."""
     soundfile.write(tmp_path / "talk.wav", speech(1.5), SAMPLE_RATE, "PCM_16")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from leapformer_fairseq.runtime.acoustics.mel import MelConfig
 from leapformer_fairseq.scoring.pictures.heatmaps import draw_spectrograms
@@ -26,6 +27,7 @@ def test_a_shorter_panel_leaves_the_rest_of_the_time_empty(tmp_path):
     assert abs(widths[1] / widths[0] - 0.5) < 0.03
 
 
+@pytest.mark.full
 def test_every_system_adds_a_panel(tmp_path):
     panels = {name: noise(50) for name in ("reference", "softmax", "leap", "relu")}
     heights = []

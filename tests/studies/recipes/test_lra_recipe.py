@@ -89,6 +89,7 @@ def test_all_tasks_from_files_in_the_published_layout(tmp_path):
     assert "ABC, learned control" in told and "without Retrieval" not in told
 
 
+@pytest.mark.full
 def test_an_interrupt_keeps_what_is_finished(tmp_path, tiny, capsys):
     data, out = tmp_path / "data", tmp_path / "runs"
     common = ["--protocol", str(tiny), "--tasks", "listops"]

@@ -53,6 +53,7 @@ def check_translation(folder: Path, run: str, size: int = SIZES["test"]) -> dict
     return scores["model"]
 
 
+@pytest.mark.full
 def test_a_table_of_multi30k_that_was_interrupted(tmp_path):
     out = tmp_path / "out"
     options = ("--root", multi30k_tree(tmp_path / "data"), "--out", out, *TINY_NMT, "--epochs", 1)

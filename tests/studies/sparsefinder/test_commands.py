@@ -172,6 +172,7 @@ def test_what_really_cannot_be_written_is_one_line(graphs, fitted, tmp_path, cap
 
 
 # ------------------------------------------------------------------------------------------------------------- fit
+@pytest.mark.full
 def test_a_fit_is_the_same_from_the_same_seed(root, graphs, fitted, capsys):
     assert main(["sparsefinder", "fit", str(graphs), "--out", str(root / "fitted2"), "--seeds", "1"]) == 0
     assert "132 parameters per head, 264 per layer of 2 heads" in capsys.readouterr().out
@@ -287,6 +288,7 @@ def test_the_teachers_alpha_is_drawn_and_compared(root, graphs, fitted, tmp_path
     assert "fitted to a teacher with --entmax-alpha 1.5, this model has 2" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_an_interrupted_sweep_goes_on_to_identical_files(root, graphs, fitted, monkeypatch):
     from leapformer_fairseq.studies.sparsefinder import study
 
