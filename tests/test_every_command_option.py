@@ -440,17 +440,14 @@ def test_every_option_of_export_changes_what_is_exported_or_is_refused(
 ) -> None:
     seen: dict[str, Any] = {}
 
-    def written(model: Any, *given: Any, alignments: int | None = None, languages: Any = None) -> Any:
-        seen.update({} if alignments is None else {"alignments": alignments}, languages=languages)
+    def written(model: Any, *given: Any, alignments: int | None = None, **more: Any) -> Any:
+        seen.update({} if alignments is None else {"alignments": alignments}, **more)
         out = next(one for one in given if isinstance(one, Path))
         (out / "graph").write_text(str(model))
-        if isinstance(given[-1], write.Subwords):
-            seen["subwords"] = "-".join(map(str, given[-1])).replace("('en', 'de')", "en-de")
+        if isinstance(given[-1], tuple):
+            seen["languages"] = given[-1]
+            seen["subwords"] = "-".join(map(str, given[-2])).replace("('en', 'de')", "en-de")
         return out
-
-    def to_ctranslate2(*given: Any, eight_bits: bool, languages: Any) -> Any:
-        seen["engine"] = "ctranslate2"
-        return written(*given)
 
     def compared(*given: Any) -> Any:
         seen["compared"] = given[-1]
@@ -473,9 +470,8 @@ def test_every_option_of_export_changes_what_is_exported_or_is_refused(
     monkeypatch.setattr("leapformer_fairseq.models.loading.load_model", load_model)
     monkeypatch.setattr(loading, "load_system", lambda *given: seen.update(loaded=given))
     monkeypatch.setattr("leapformer_fairseq.runtime.voice.ExportedVoice", lambda folder: folder)
-    for name in ("export_translation", "export_synthesis", "export_speech"):
+    for name in ("export_text", "export_synthesis", "export_speech"):
         monkeypatch.setattr(write, name, written)
-    monkeypatch.setattr(write, "export_to_ctranslate2", to_ctranslate2)
     monkeypatch.setattr(export_command.Folder, "read", lambda path: path)
     monkeypatch.setattr(write, "quantize", lambda folder: seen.update(quantized=folder.name))
     for name in ("compared", "compared_synthesis", "compared_speech"):

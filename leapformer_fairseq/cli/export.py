@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -183,17 +182,16 @@ def _origin(args: argparse.Namespace) -> dict[str, Any]:
 
 def _text(args: argparse.Namespace, out: Path) -> Exported:
     from ..export.check import compared
-    from ..export.write import export_language_model, export_to_ctranslate2, export_translation
+    from ..export.write import export_text
 
     model, task = _loaded(args, (*TEXT, *LANGUAGE_MODEL))
-    export: Callable[..., Folder] = export_translation if hasattr(model, "encoder") else export_language_model
-    if args.engine == CTRANSLATE2:
-        export = functools.partial(export_to_ctranslate2, eight_bits=args.quantize)
-    elif args.alignments is not None:
-        export = functools.partial(export, alignments=args.alignments)
-    if hasattr(model, "encoder"):
-        export = functools.partial(export, languages=(args.source_lang, args.target_lang))
-    folder = export(model, task, out, signature(), _origin(args), _subwords(args))
+    languages = args.source_lang, args.target_lang
+    folder = export_text(
+        *(model, task, out, signature(), _origin(args), _subwords(args), languages),
+        alignments=args.alignments,
+        engine=args.engine,
+        eight_bits=args.quantize,
+    )
     return folder, lambda exported: compared(model, task, exported, args.check)
 
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-import math
 import shutil
-import statistics
 import sys
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..attention.ops import dispatch
 from ..modules import attentions
 from ..runtime import espeak
 from ..runtime.cmvn import Cmvn
@@ -39,6 +32,7 @@ from ..runtime.folder import (
     LISTEN,
     LOG_PROBS,
     NEXT,
+    ONNX,
     ORDER,
     PATHS,
     POSITIONS,
@@ -68,27 +62,23 @@ from ..runtime.folder import (
 )
 from ..simul.system import TranslationSystem
 from ..support.errors import LeapformerError
-from ..support.files import replacing
 from ..support.lines import write_lines
 from . import ctranslate2
 from .graphs import DecoderStep, SharingStep, Source
 from .language import Prompt
-from .layout import simplify
 from .plain import check_task, multilingual_of
 from .recordings import Recording, recordings_of, subwords_in
 from .states import Keys, keys_of, shapes_of, shared_of, starts_of
 from .streaming import Listening, Writing
 from .subwords import PLAIN, Subwords, check_subwords, codes_of
 from .synthesis import Phonemes, Refined, SpeechStep
+from .tracing import ANY, HYPOTHESES, LONGEST, SENTENCES, quantize_graph, write_graph, write_with_states
 from .weights import share
 
 Pair = tuple[str | None, str | None]  # languages of sources and targets
-SENTENCES, HYPOTHESES, LONGEST = 2, 3, 7  # sizes of the examples that are traced
-SMALL = 1 / 4  # of the usual weight: smaller ones are not rounded, since rounding what they multiply costs more
-ANY = torch.export.Dim.DYNAMIC  # a size that must stay variable; export fails if the graph would fix it
 
 
-def export_translation(
+def export_text(
     model: Any,
     task: Any,
     out: Path,
@@ -97,36 +87,42 @@ def export_translation(
     subwords: Subwords = PLAIN,
     languages: Pair = (None, None),
     alignments: int | None = None,
+    engine: str = ONNX,
+    eight_bits: bool = False,
 ) -> Folder:
-    """Write the folder of a text translation model, graphs and all other files; `origin` as in `Folder`.
+    """Write the folder of a text translation or language model, all its files; `origin` as in `Folder`.
 
-    `subwords`: how plain text is split. `languages`: of a model of several, those of a text of which nothing is said.
-    `alignments`: the decoder layer whose attention weights steps return, from 1, or from the last one backwards, from
-    -1.
-    Raises LeapformerError for mechanisms and tasks that cannot be exported, for subwords of another vocabulary, or if a
-    library is missing.
+    subwords:   how plain text is split.
+    languages:  of a translation model of several, those of a text of which nothing is said.
+    alignments: the decoder layer whose attention weights steps return, from 1, or from the last one backwards, from -1.
+    engine:     what will run it.
+    eight_bits: round the weights of CTranslate2 to 8 bits (for graphs, see `quantize`).
+    Raises LeapformerError for mechanisms and tasks that cannot be exported, for a model that CTranslate2 does not have,
+    for subwords of another vocabulary, or if a library is missing.
     """
-    folder = _translation(model, task, out, signature, origin, subwords, languages)
+    reads_source = hasattr(model, "encoder")
+    if reads_source:
+        folder = _translation(model, task, out, signature, origin, languages)
+        check_subwords(subwords, task.source_dictionary.symbols)
+    else:
+        folder = _language(model, task, out, signature, origin)
+        check_subwords(subwords, task.target_dictionary.symbols)
+    if engine == CTRANSLATE2:
+        return _with_subwords(_for_ctranslate2(folder, _frozen(model, out), eight_bits), subwords).write()
     keys = _keys(model, alignments)
     model = _frozen(model, out)
-    write_source(Source(model, keys), out)
+    if reads_source:
+        write_source(Source(model, keys), out)
+    else:
+        write_prompt(model.decoder, out)
     shared = shared_of(model.decoder)
     folder = replace(folder, states=write_step(model.decoder, out, keys, shared), shared=shared)
     return _complete(_aligning(folder, keys), model, subwords)
 
 
-def _translation(
-    model: Any,
-    task: Any,
-    out: Path,
-    signature: str,
-    origin: dict[str, Any],
-    subwords: Subwords,
-    languages: Pair,
-) -> Folder:
+def _translation(model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any], languages: Pair) -> Folder:
     """What a folder of text translation says, whatever runs it, but for states."""
     multilingual = multilingual_of(task, *languages)
-    check_subwords(subwords, task.source_dictionary.symbols)
     words = {"source": vocabulary(task.source_dictionary), "target": vocabulary(task.target_dictionary)}
     folder = Folder(out, TRANSLATION, {}, words, model.max_decoder_positions(), signature, origin)
     return replace(folder, max_source=_longest_source(model), multilingual=multilingual)
@@ -141,57 +137,22 @@ def _longest_source(model: Any) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def export_to_ctranslate2(
-    model: Any,
-    task: Any,
-    out: Path,
-    signature: str,
-    origin: dict[str, Any],
-    subwords: Subwords = PLAIN,
-    languages: Pair = (None, None),
-    eight_bits: bool = False,
-) -> Folder:
-    """Write the folder of a translation or language model for CTranslate2; `eight_bits`: round its weights to 8 bits.
-
-    Raises LeapformerError for a model that it does not have, and if it is not installed.
-    """
-    if hasattr(model, "encoder"):
-        about = _translation(model, task, out, signature, origin, subwords, languages)
-    else:
-        about = _language(model, task, out, signature, origin, subwords)
+def _for_ctranslate2(about: Folder, model: Any, eight_bits: bool) -> Folder:
+    """Write CTranslate2's files; the folder with what they can read."""
     if about.multilingual is not None:
         raise LeapformerError("--engine ctranslate2 translates between two languages; export with --engine onnx")
-    model = _frozen(model, out)
-    ctranslate2.write(model, out, eight_bits)
+    ctranslate2.write(model, about.path, eight_bits)
     longest = ctranslate2.positions(model.decoder)
     read = ctranslate2.positions(model.encoder) if hasattr(model, "encoder") else longest
     source, target = min(about.max_source or read, read), min(about.max_target, longest)
-    folder = replace(about, engine=CTRANSLATE2, max_source=source, max_target=target)
-    return _with_subwords(folder, subwords).write()
+    return replace(about, engine=CTRANSLATE2, max_source=source, max_target=target)
 
 
-def export_language_model(
-    model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any], subwords: Subwords = PLAIN
-) -> Folder:
-    """Write the folder of a language model, graphs and all other files; `origin` as in `Folder`.
-
-    `subwords`: how plain text is split.
-    Raises LeapformerError as `export_translation` does.
-    """
-    folder = _language(model, task, out, signature, origin, subwords)
-    decoder = _frozen(model, out).decoder
-    shared = shared_of(decoder)
-    folder = replace(folder, states=write_step(decoder, out, shared=shared), shared=shared)
-    write_prompt(decoder, out)
-    return _complete(folder, model, subwords)
-
-
-def _language(model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any], subwords: Subwords) -> Folder:
+def _language(model: Any, task: Any, out: Path, signature: str, origin: dict[str, Any]) -> Folder:
     """What a folder of a language model says, whatever runs it, but for states."""
     words, limit = task.target_dictionary, model.decoder.mechanism_limit()
     first = words.bos() if getattr(task.args, "add_bos_token", False) else words.eos()
     check_task(task, first)
-    check_subwords(subwords, words.symbols)
     language = Language(first, None if limit == sys.maxsize else limit, task.args.tokens_per_sample)
     longest, target = model.max_decoder_positions(), {"target": vocabulary(words)}
     return Folder(out, LANGUAGE, {}, target, longest, signature, origin, language=language)
@@ -233,7 +194,7 @@ def write_synthesis(model: Any, out: Path) -> tuple[dict[str, Shapes], Speaking]
         {FRAMES: {0: ANY}, POSITIONS: {0: ANY}, KEPT: {1: ANY}},
     )
     utterance = torch.zeros(1, LONGEST, decoder.out_dim)
-    write(Refined(decoder), (utterance,), ({1: ANY},), [FRAMES], [f"{FRAMES}{NEXT}"], out / REFINE)
+    write_graph(Refined(decoder), (utterance,), ({1: ANY},), [FRAMES], [f"{FRAMES}{NEXT}"], out / REFINE)
     return states, Speaking(decoder.n_frames_per_step, decoder.out_dim, len(drops.layers), units, drops.dropout, {})
 
 
@@ -242,7 +203,7 @@ def export_speech(
 ) -> Folder:
     """Write the folder of a model for simultaneous translation, graphs and all other files; `origin` as in `Folder`.
 
-    `alignments`: as for `export_translation`.
+    `alignments`: as for `export_text`.
     Raises LeapformerError for mechanisms and encoders that cannot be exported, or if a library is missing.
     """
     keys = _keys(system.model, alignments)
@@ -292,7 +253,7 @@ def export_recordings(model: Any, task: Any, out: Path, signature: str, origin: 
     model = _frozen(model, out)
     source, ratio = Recording(model), model.encoder.pooling_ratio()
     example = torch.zeros(1, LONGEST * ratio, recordings.n_bins)
-    write(source, (example,), ({1: ANY},), [FRAMES], list(source.shapes), out / SOURCE)
+    write_graph(source, (example,), ({1: ANY},), [FRAMES], list(source.shapes), out / SOURCE)
     shared, words = shared_of(model.decoder), {"target": vocabulary(task.target_dictionary)}
     states = write_step(model.decoder, out, shared=shared)
     frames, rows = task.max_positions()[0], _longest_source(model)
@@ -311,44 +272,6 @@ def quantize(folder: Folder) -> Folder:
         quantize_graph(folder.path / name)
     share(folder)
     return folder.write()
-
-
-def quantize_graph(path: Path) -> None:
-    """Round the weights and embeddings of one graph to 8 bits (see `quantize`)."""
-    import onnx
-    import onnxruntime
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-    from onnxruntime.quantization.shape_inference import quant_pre_process
-
-    onnxruntime.set_default_logger_severity(3)  # errors only
-    with replacing(path) as partial, _quiet():
-        # This stores weights transposed that the graph transposes; otherwise they would not be quantized, or be made
-        # float32 again for every token. It does not look at weights in other files.
-        onnx.save(onnx.load(path), partial)
-        quant_pre_process(partial, partial, skip_onnx_shape=True, skip_symbolic_shape=True)
-        # Signed weights, for processors that multiply them with unsigned inputs at once. Others add pairs of products
-        # in 16 bits, which can overflow, so there the runtime makes them unsigned (`runtime.engine.open_graph`).
-        model, kinds = onnx.load(partial), ["MatMul", "Gemm", "Gather"]
-        sizes = {tensor.name: math.prod(tensor.dims) for tensor in model.graph.initializer}
-        products = [
-            sizes[node.input[1]] for node in model.graph.node if node.op_type in kinds[:2] and node.input[1] in sizes
-        ]
-        least = SMALL * statistics.median(products or [0])
-        for number, node in enumerate(model.graph.node):
-            node.name = f"node{number}"
-        small = [node for node in model.graph.node if sizes.get([*node.input, "", ""][1], least) < least]
-        left = [name for node in small for name in (node.name, f"{node.name}_MatMul")]  # as which a Gemm is rewritten
-        onnx.save(model, partial)
-        quantize_dynamic(
-            partial,
-            partial,
-            kinds,
-            nodes_to_exclude=left,
-            per_channel=True,
-            weight_type=QuantType.QInt8,
-            # of the results of onnxruntime's own operators
-            extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
-        )
 
 
 def _complete(folder: Folder, model: Any, subwords: Subwords = PLAIN) -> Folder:
@@ -427,127 +350,8 @@ def write_source(source: Source, out: Path) -> None:
     if getattr(source.encoder, "embed_speaker", None) is not None:
         given[SPEAKERS] = torch.zeros(SENTENCES).long()
     sizes = tuple(dict.fromkeys(range(example.dim()), ANY) for example in given.values())
-    write(source, tuple(given.values()), sizes, list(given), list(source.shapes), out / SOURCE)
-
-
-def write_with_states(
-    part: nn.Module,
-    given: Mapping[str, torch.Tensor],
-    states: Sequence[tuple[Shapes, int]],
-    outputs: Sequence[str],
-    path: Path,
-    sizes: Mapping[str, dict[int, Any]] | None = None,
-) -> None:
-    """Write the graph of a part whose last inputs are states, and whose last outputs are the first group of them.
-
-    given:   examples of the other inputs, by name.
-    states:  groups of states: their shapes, and the rows of the examples.
-    outputs: names of the other outputs.
-    sizes:   the variable dimensions of each of the `given` inputs; the rows of states are then variable, too. None:
-             only the sizes of states that grow are variable.
-    """
-    held = [
-        [torch.zeros(rows, *(size or LONGEST for size in shape)) for shape in shapes.values()]
-        for shapes, rows in states
-    ]
-    batch = {} if sizes is None else {0: ANY}
-    vary = [
-        [{**batch, **{axis: ANY for axis, size in enumerate(shape, 1) if not size}} for shape in shapes.values()]
-        for shapes, _ in states
-    ]
-    dynamic = (*({} if sizes is None else sizes[name] for name in given), *vary)
-    names, after = [name for shapes, _ in states for name in shapes], [f"{name}{NEXT}" for name in states[0][0]]
-    write(part, (*given.values(), *held), dynamic, [*given, *names], [*outputs, *after], path)
-
-
-def write(
-    part: nn.Module, given: tuple[Any, ...], dynamic: Any, inputs: Sequence[str], outputs: Sequence[str], path: Path
-) -> None:
-    """Trace a part of a model with an example and write its graph."""
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise LeapformerError(f"{error.name} is not installed; pip install 'leapformer-fairseq[onnx]'") from error
-    # No gradient is needed, but with gradients enabled states are not changed in place, which a graph cannot do. The
-    # override makes the choice of an implementation independent of the example's length.
-    with (
-        _quiet(),
-        _without_inexact_rules(),
-        _one_table(),
-        torch.enable_grad(),
-        dispatch.override(pairs=0, pairs_per_token=0),
-    ):
-        try:
-            traced = torch.export.export(part.eval(), given, dynamic_shapes=dynamic, strict=False)
-            program = torch.onnx.export(
-                traced, given, dynamo=True, verbose=False, input_names=list(inputs), output_names=list(outputs)
-            )
-        except LeapformerError:
-            raise
-        except Exception as error:  # torch raises many kinds
-            reason = str(error).strip().partition("\n")[0][:200]
-            raise LeapformerError(
-                f"{path.name}: PyTorch cannot make a graph of this model ({reason}); try other mechanisms"
-            ) from error
-    assert program is not None
-    model = program.model_proto
-    simplify(model)
-    path.write_bytes(model.SerializeToString())
+    write_graph(source, tuple(given.values()), sizes, list(given), list(source.shapes), out / SOURCE)
 
 
 def vocabulary(dictionary: Any) -> Vocabulary:
     return Vocabulary(list(dictionary.symbols), dictionary.pad(), dictionary.eos(), dictionary.unk())
-
-
-@contextmanager
-def _without_inexact_rules() -> Iterator[None]:
-    """Turn off onnxscript's rules that remove sums with 0 and products with 1, up to 1e-8.
-
-    Constants that prevent 0 / 0 are smaller than that, and without them padding becomes NaN.
-    """
-    from onnxscript import rewriter
-    from onnxscript.rewriter.rules.common import _no_op
-
-    rules, inexact = rewriter._DEFAULT_REWRITE_RULES, {id(rule) for rule in _no_op.rules}
-    rewriter._DEFAULT_REWRITE_RULES = tuple(rule for rule in rules if id(rule) not in inexact)
-    try:
-        yield
-    finally:
-        rewriter._DEFAULT_REWRITE_RULES = rules
-
-
-@cache
-def _tables() -> tuple[Any, Any]:
-    """torch's class of tables from its operators to those of ONNX, and a function that makes each of them once."""
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    return ONNXRegistry, staticmethod(cache(ONNXRegistry.from_torchlib))
-
-
-@contextmanager
-def _one_table() -> Iterator[None]:
-    """Let all graphs of a process have one table of operators, which nothing changes.
-
-    torch makes it for each graph from the sources of 500 functions, in a fifth of the time that a small graph takes.
-    """
-    kind, once = _tables()
-    before = vars(kind)["from_torchlib"]
-    kind.from_torchlib = once
-    try:
-        yield
-    finally:
-        kind.from_torchlib = before
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress the log messages and warnings of torch and onnxscript."""
-    before = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

@@ -26,14 +26,14 @@ from leapformer_fairseq.attention import MECHANISMS, State, TokenInfo
 from leapformer_fairseq.attention.linear.base import LinearMechanism, SeparateState
 from leapformer_fairseq.attention.recurrent.base import RecurrentMechanism
 from leapformer_fairseq.attention.softmax import GraphCache, KVCache
-from leapformer_fairseq.export import write
+from leapformer_fairseq.export import tracing, write
 from leapformer_fairseq.export.check import compared
 from leapformer_fairseq.export.graphs import DecoderStep, Source
 from leapformer_fairseq.export.language import Prompt
 from leapformer_fairseq.export.plain import check_task, multilingual_of
 from leapformer_fairseq.export.states import Held, held, keys_of, tensors_of
 from leapformer_fairseq.export.streaming import Writing
-from leapformer_fairseq.export.write import export_language_model, export_translation
+from leapformer_fairseq.export.write import export_text
 from leapformer_fairseq.models.loading import load_model
 from leapformer_fairseq.models.task import adapt
 from leapformer_fairseq.runtime.__main__ import main
@@ -175,7 +175,7 @@ def test_encoders_that_cannot_be_traced_are_refused(tmp_path, monkeypatch, trace
         monkeypatch.setattr(torch.export, "export", fail)
     model = model_of("leap", encoder="reformer").float()
     with pytest.raises(LeapformerError, match="source.onnx: PyTorch cannot") as found:
-        export_translation(model, TASK, tmp_path, "signature", {})
+        export_text(model, TASK, tmp_path, "signature", {})
     assert "\n" not in str(found.value)
 
 
@@ -190,7 +190,7 @@ class Guarded(torch.nn.Module):
 def test_small_numbers_stay_in_a_graph(tmp_path):
     """Padding is zeros, of which there would be 0 / 0."""
     x = torch.tensor([0.0, 1.0, 1e-9])
-    write.write(Guarded(), (x,), None, ["x"], list("abcde"), tmp_path / STEP)
+    tracing.write_graph(Guarded(), (x,), None, ["x"], list("abcde"), tmp_path / STEP)
     found = Graphs(Folder(tmp_path, "translation", {}, {}, 1, "", {}), names=[STEP]).run(
         STEP, {"x": x.numpy()}, "abcde"
     )
@@ -200,7 +200,7 @@ def test_small_numbers_stay_in_a_graph(tmp_path):
 
 def test_torchs_table_of_operators_is_made_once_and_is_its_own_again():
     before = vars(ONNXRegistry)["from_torchlib"]
-    with write._one_table():
+    with tracing._one_table():
         one, other = (ONNXRegistry().from_torchlib(opset_version=ONNX_DEFAULT_OPSET) for _ in range(2))
     assert one is other and one.functions and vars(ONNXRegistry)["from_torchlib"] is before
 
@@ -247,7 +247,7 @@ def test_encoders_read_padded_sources(encoder, tmp_path):
 def test_cross_attention_over_clusters(tmp_path):
     padded_sources_are_read(model_of("leap", decoder_cross_attention="abc-cluster", **ONE_LAYER), tmp_path / "graph")
     model = model_of("leap", decoder_cross_attention="abc-cluster", **ONE_LAYER).float()
-    found = compared(model, TASK, export_translation(model, TASK, tmp_path / "folder", "signature", {}), 8)
+    found = compared(model, TASK, export_text(model, TASK, tmp_path / "folder", "signature", {}), 8)
     assert found.equal == found.sources and found.error < 1e-4
 
 
@@ -278,7 +278,7 @@ class Tagging:
 def test_tasks_that_add_tokens_are_refused(where, tmp_path):
     """The runtime reads and writes plain lines, and would translate into no language, or into any."""
     with pytest.raises(LeapformerError, match="--task tagging .* use `leapformer generate`") as found:
-        export_translation(model_of("leap"), Tagging(where), tmp_path / "out", "signature", {})
+        export_text(model_of("leap"), Tagging(where), tmp_path / "out", "signature", {})
     assert "\n" not in str(found.value) and not (tmp_path / "out").exists()
     assert multilingual_of(Tagging("")) is None
 
@@ -371,7 +371,7 @@ def test_the_comparison_can_fail(exported, block):
 def test_other_mechanisms(plan, encoder, options, tmp_path):
     """Sources are read row by row, a state has several tensors or is not zero at first, cosFormer knows lengths."""
     model = model_of(plan, encoder=encoder, **{**ONE_LAYER, **options}).float()
-    found = compared(model, TASK, export_translation(model, TASK, tmp_path, "signature", {}), 8)
+    found = compared(model, TASK, export_text(model, TASK, tmp_path, "signature", {}), 8)
     assert found.equal == found.sources and found.error < 1e-4
 
 
@@ -433,7 +433,7 @@ def test_texts_that_begin_with_another_symbol_and_adaptive_embeddings(tmp_path):
     """Words of three bands; a prompt that is as long as a text may become."""
     model = make_model("leapformer_lm_tiny", "leap", tokens_per_sample=64, decoder_layers=1, **BANDS).float()
     task = SimpleNamespace(**vars(TASK) | {"args": SimpleNamespace(tokens_per_sample=64, add_bos_token=True)})
-    folder = export_language_model(model, task, tmp_path, "signature", {})
+    folder = export_text(model, task, tmp_path, "signature", {})
     assert folder.language is not None and folder.language.first == WORDS.bos() != WORDS.eos()
     found = compared(model, TASK, folder, 6)
     assert found.equal == found.sources and found.error < 1e-4
@@ -444,7 +444,8 @@ def test_texts_that_begin_with_another_symbol_and_adaptive_embeddings(tmp_path):
 @pytest.fixture
 def untraced(monkeypatch):
     """Exports write empty graphs, which takes no time."""
-    monkeypatch.setattr(write, "write", lambda *given: given[-1].touch())
+    for module in tracing, write:
+        monkeypatch.setattr(module, "write_graph", lambda *given: given[-1].touch())
     monkeypatch.setattr(write, "share", lambda folder: (folder.path / WEIGHTS).touch())
 
 
@@ -455,11 +456,11 @@ def test_what_a_folder_says_of_a_model(tmp_path):
         model = make_model("leapformer_lm_tiny", "cosformer", cosformer_length=60, tokens_per_sample=50)
         args = SimpleNamespace(tokens_per_sample=30, add_bos_token=bos)
         task = SimpleNamespace(**vars(TASK) | {"args": args})
-        folder = export_language_model(model, task, tmp_path / "lm", "signature", {})
+        folder = export_text(model, task, tmp_path / "lm", "signature", {})
         assert folder.language == Language(first, 60, 30) and folder.max_target == model.max_decoder_positions()
         assert Folder.read(tmp_path / "lm") == folder
     model = model_of("leap", decoder_self_attention="abc-window")
-    folder = export_translation(model, TASK, tmp_path / "mt", "signature", {"updates": 3})
+    folder = export_text(model, TASK, tmp_path / "mt", "signature", {"updates": 3})
     starts = {
         f"self.{layer}.{name}": tensor[0].float().tolist()
         for layer, one in enumerate(model.decoder.layers)

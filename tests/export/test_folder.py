@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from leapformer_fairseq.cli.main import main as leapformer
-from leapformer_fairseq.export import write
+from leapformer_fairseq.export import tracing, write
 from leapformer_fairseq.runtime.__main__ import main
 from leapformer_fairseq.runtime.commands import demo
 from leapformer_fairseq.runtime.engine import Graphs
@@ -341,7 +341,8 @@ def exporting(monkeypatch, tmp_path) -> Callable[..., int]:
         for name in (*GRAPHS[folder.task], WEIGHTS):
             (folder.path / name).write_bytes(content["now"])
 
-    monkeypatch.setattr(write, "write", touch)
+    for module in tracing, write:
+        monkeypatch.setattr(module, "write_graph", touch)
     monkeypatch.setattr(write, "share", share)
     monkeypatch.setattr(write, "check_subwords", lambda *given: None)  # the model has others
 
@@ -400,7 +401,7 @@ def test_an_export_that_fails_leaves_what_was_there(exporting, tmp_path, capsys,
         given[-1].write_bytes(b"half")
         raise LeapformerError("no graph")
 
-    monkeypatch.setattr(write, "write", fail)
+    monkeypatch.setattr(tracing, "write_graph", fail)
     assert exporting("two") == 2 and "no graph" in capsys.readouterr().err
     assert holds(tmp_path / "out") == "one" and [one.name for one in tmp_path.iterdir()] == ["out"]
 

@@ -90,7 +90,7 @@ def test_sums_of_products_of_8_bits_do_not_overflow(tmp_path):
     """Processors with AVX2 but without VNNI add pairs of them in 16 bits, unless the runtime makes weights unsigned."""
     from onnx import TensorProto, helper, numpy_helper, save
 
-    from leapformer_fairseq.export.write import quantize_graph
+    from leapformer_fairseq.export.tracing import quantize_graph
 
     weights = np.where(np.arange(512 * 64).reshape(512, 64) % 3, 1.0, -1.0).astype(np.float32)
     infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", None]) for name in ("x", "y")]
@@ -123,7 +123,7 @@ def test_embeddings_that_are_also_the_output_are_rounded_twice(tmp_path):
     """As a table of rows and as the weight of a product: one of them would else be made float32 for every token."""
     from onnx import TensorProto, helper, load, numpy_helper, save
 
-    from leapformer_fairseq.export.write import quantize_graph
+    from leapformer_fairseq.export.tracing import quantize_graph
 
     table = np.random.default_rng(1).standard_normal((300, 64)).astype(np.float32)
     given = helper.make_tensor_value_info("tokens", TensorProto.INT64, ["n", 1])

@@ -15,7 +15,7 @@ import pytest
 
 from leapformer_fairseq.export.check import compared
 from leapformer_fairseq.export.states import shared_of
-from leapformer_fairseq.export.write import export_language_model, export_translation, quantize
+from leapformer_fairseq.export.write import export_text, quantize
 from leapformer_fairseq.runtime.beam import Search
 from leapformer_fairseq.runtime.engine import PAST, Graphs
 from leapformer_fairseq.runtime.folder import MODEL, ORDER, PATHS, SELF, STEP, Folder
@@ -143,7 +143,7 @@ def test_prompts_are_read_at_once_before_the_steps(plan, tmp_path):
     """Prompts longer than the room that there is at first, too; fairseq's generator has the same texts."""
     model = make_model("leapformer_lm_tiny", plan, tokens_per_sample=128).float()
     model.decoder.output_projection.weight.data[2] *= -2
-    folder = export_language_model(model, TASK, tmp_path / "ours", "signature", {})
+    folder = export_text(model, TASK, tmp_path / "ours", "signature", {})
     found = compared(model, TASK, folder, 8)
     assert found.equal == found.sources == 8 and found.error < 1e-4
     pair = Translator(earlier(folder.path, tmp_path / "earlier")), Translator(folder.path)
@@ -157,7 +157,7 @@ def test_prompts_are_read_at_once_before_the_steps(plan, tmp_path):
 def test_softmax_in_every_layer(threads, tmp_path):
     model = make_model("leapformer_nmt", "softmax").float()
     model.decoder.output_projection.weight.data[2] *= -2
-    folder = export_translation(model, TASK, tmp_path / "ours", "signature", {})
+    folder = export_text(model, TASK, tmp_path / "ours", "signature", {})
     assert folder.shared == shared_of(model.decoder) == [f"self.{layer}.{name}" for layer in (0, 1) for name in "kv"]
     found = compared(model, TASK, folder, 12)
     assert found.equal == found.sources == 12 and found.error < 1e-4

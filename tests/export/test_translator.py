@@ -27,14 +27,14 @@ from sentencepiece import SentencePieceProcessor
 
 from leapformer_fairseq.export.check import compared
 from leapformer_fairseq.export.subwords import Subwords, check_subwords, codes_of
-from leapformer_fairseq.export.write import _with_subwords, export_to_ctranslate2
+from leapformer_fairseq.export.write import _with_subwords, export_text
 from leapformer_fairseq.models.loading import load_model
 from leapformer_fairseq.runtime import __main__ as runtime
 from leapformer_fairseq.runtime.__main__ import main
 from leapformer_fairseq.runtime.beam import Search
 from leapformer_fairseq.runtime.engine import Graphs
 from leapformer_fairseq.runtime.folder import CODES as CODES_FILE
-from leapformer_fairseq.runtime.folder import GPT2, Folder
+from leapformer_fairseq.runtime.folder import CTRANSLATE2, GPT2, Folder
 from leapformer_fairseq.runtime.gpt2 import LETTERS
 from leapformer_fairseq.runtime.text import Cut, Joined, subwords_of
 from leapformer_fairseq.runtime.translator import Text, TooLong, Translator
@@ -350,7 +350,7 @@ def softmax(tmp_path_factory) -> tuple[Any, Path]:
     """A model with softmax everywhere, and its folder for CTranslate2."""
     model = make_model("leapformer_nmt", "softmax", encoder_self_attention="softmax").float()
     folder = tmp_path_factory.mktemp("ctranslate2")
-    export_to_ctranslate2(model, TASK, folder, "signature", {})
+    export_text(model, TASK, folder, "signature", {}, engine=CTRANSLATE2)
     return model, folder
 
 
@@ -389,7 +389,7 @@ PROJECTED = {"decoder_input_dim": 8, "decoder_output_dim": 8}  # fairseq's defau
 )
 def test_language_models_go_on_in_ctranslate2(options, tmp_path, monkeypatch, capsys):
     model = make_model("leapformer_lm_tiny", "softmax", tokens_per_sample=16, **options).float()
-    folder = export_to_ctranslate2(model, LM, tmp_path, "signature", {})
+    folder = export_text(model, LM, tmp_path, "signature", {}, engine=CTRANSLATE2)
     greedy, beam = (compared(model, LM, folder, 6, size) for size in (1, 5))
     assert greedy.equal == greedy.sources and greedy.error < 1e-5
     assert beam.equal >= beam.sources / 3
@@ -416,7 +416,7 @@ def test_what_ctranslate2_has_not(arch, options, reason, tmp_path):
         arch, "softmax", tokens_per_sample=40, **{"encoder_self_attention": "softmax", **options}
     ).float()
     with pytest.raises(LeapformerError, match=f"--engine ctranslate2: it has no {reason}; export with --engine onnx"):
-        export_to_ctranslate2(model, LM, tmp_path, "signature", {})
+        export_text(model, LM, tmp_path, "signature", {}, engine=CTRANSLATE2)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +429,7 @@ def test_what_ctranslate2_has_not(arch, options, reason, tmp_path):
 def test_lines_beyond_the_table_of_positions_are_told(arch, read, said, tmp_path):
     lengths = {"max_source_positions": 9, "max_target_positions": 7, "tokens_per_sample": 7}
     model = make_model(arch, "softmax", encoder_self_attention="softmax", **lengths).float()
-    export_to_ctranslate2(model, LM, tmp_path, "signature", {})
+    export_text(model, LM, tmp_path, "signature", {}, engine=CTRANSLATE2)
     translator = Translator(tmp_path)
     with pytest.raises(LeapformerError, match=said):
         translator.pieces(" ".join(["w1"] * read))
@@ -440,7 +440,7 @@ def test_lines_beyond_the_table_of_positions_are_told(arch, read, said, tmp_path
 def test_rounding_to_8_bits_leaves_the_model_as_it_is(softmax, tmp_path):
     model, _ = softmax
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    export_to_ctranslate2(model, TASK, tmp_path, "signature", {}, eight_bits=True)
+    export_text(model, TASK, tmp_path, "signature", {}, eight_bits=True, engine=CTRANSLATE2)
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     assert next(Translator(tmp_path).translate(["w1 w2 w3"]))[0].text
 
@@ -450,7 +450,7 @@ def test_what_only_graphs_can_do_is_told(softmax, tmp_path):
         Graphs(Folder.read(softmax[1]))
     other = make_model("leapformer_nmt", "softmax", decoder_cross_attention="leap").float()
     with pytest.raises(LeapformerError, match="--engine ctranslate2: it has no leap attention; export with"):
-        export_to_ctranslate2(other, TASK, tmp_path, "signature", {})
+        export_text(other, TASK, tmp_path, "signature", {}, engine=CTRANSLATE2)
 
 
 def test_options_that_ctranslate2_has_not_are_told(softmax):
@@ -482,7 +482,7 @@ def test_a_final_norm_on_one_side_is_told(tmp_path):
     ).float()
     model.decoder.layer_norm = None  # as with --no-decoder-final-norm
     with pytest.raises(LeapformerError, match="--engine ctranslate2: it has no encoder that is normalised elsewhere"):
-        export_to_ctranslate2(model, TASK, tmp_path, "signature", {})
+        export_text(model, TASK, tmp_path, "signature", {}, engine=CTRANSLATE2)
 
 
 def test_a_damaged_model_of_ctranslate2_is_refused(softmax, tmp_path):

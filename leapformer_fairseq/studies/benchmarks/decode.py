@@ -270,7 +270,7 @@ def fill(decoder: Any, state: dict[str, Any], case: Case, like: Tensor) -> None:
 @cache
 def exported_graphs(name: str, reads_source: bool = True, quantized: bool = False) -> Any:
     """The graph of a decoder's step in onnxruntime, with one thread; without a source, also that for prompts."""
-    from ...export.write import quantize_graph
+    from ...export.tracing import quantize_graph
     from ...runtime.engine import Graphs
     from ...runtime.folder import LANGUAGE, STEP, TRANSLATION, Folder
 

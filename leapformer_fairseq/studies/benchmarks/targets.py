@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from ...runtime.beam import Search
+from ...runtime.folder import CTRANSLATE2 as ENGINE
 from ...runtime.folder import SELF
 from ...runtime.translator import Translator
 from . import measure
@@ -171,13 +172,13 @@ def in_torch(names: tuple[str, ...]) -> Systems:
 def exported(threads: int) -> Systems:
     """The model with leap as folders of `leapformer export`, and that with fairseq's weights for CTranslate2, as far as
     their engines are installed."""
-    from ...export.write import export_to_ctranslate2, export_translation, quantize
+    from ...export.write import export_text, quantize
 
     systems: Systems = {}
     with TemporaryDirectory() as path:
         if measure.exports(measure.Place(torch.device("cpu"))):
             for mechanism in "softmax", "leap":
-                folder = export_translation(*_with_task(model_of(mechanism)), Path(path) / mechanism, "", {})
+                folder = export_text(*_with_task(model_of(mechanism)), Path(path) / mechanism, "", {})
                 names = (EXPORTED, INT8) if mechanism == "leap" else SOFTMAX
                 systems[names[0]] = partial(_in_runtime, Translator(folder.path, threads))
                 systems[names[1]] = partial(_in_runtime, Translator(quantize(folder).path, threads))
@@ -185,9 +186,9 @@ def exported(threads: int) -> Systems:
             import ctranslate2
 
             for name in CTRANSLATE2, CTRANSLATE2_INT8:
-                folder = export_to_ctranslate2(
-                    *_with_task(model_of("softmax")), Path(path) / name, "", {}, eight_bits=name == CTRANSLATE2_INT8
-                )
+                model, task = _with_task(model_of("softmax"))
+                rounded = name == CTRANSLATE2_INT8
+                folder = export_text(model, task, Path(path) / name, "", {}, engine=ENGINE, eight_bits=rounded)
                 engine = ctranslate2.Translator(str(folder.path), inter_threads=1, intra_threads=threads)
                 systems[name] = partial(_in_ctranslate2, engine)
     return systems
