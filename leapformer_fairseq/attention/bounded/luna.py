@@ -10,7 +10,7 @@ Shapes: B batch, H heads, T queries, S keys, l packed vectors, D head dimension,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -321,12 +321,6 @@ class Luna(BoundedMechanism):
         weights = self._read(logits, _count(tokens, logits), keep, self.dropping())
         out, values = causal_sums(weights, alpha, v, values)
         return out, LunaState(keys, values, queries, keep)
-
-    def _scan_parameters(self) -> Iterator[nn.Parameter]:
-        yield from super()._scan_parameters()
-        projection = self.stock.get("write")
-        if projection is not None:
-            yield from projection.parameters()
 
     # ------------------------------------------------------------------------------------------------------ quadratic
     def _reference(self, x: Inputs) -> Tensor:

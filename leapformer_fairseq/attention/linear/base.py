@@ -19,7 +19,6 @@ from ..mechanism import Inputs, Mechanism, State, folded, shown, unfolded, witho
 from ..ops import dispatch, linear, recurrent, scan
 from ..ops.precision import accumulated, in_float32, right_angle, without_autocast
 from ..ops.recurrent import Written
-from ..ops.segments import Saved
 from ..options import Option
 from ..tokens import TokenInfo
 
@@ -244,19 +243,19 @@ class LinearMechanism(Mechanism):
     def write_loop(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> SeparateState:
         return SeparateState.of_joined(self.write(state.of(SeparateState).joined(), k, v, key))
 
-    def _segment(self, state: State, x: Inputs, saved: Saved | None = None) -> tuple[Tensor | None, LinearState]:
+    def _segment(self, state: State, x: Inputs) -> tuple[Tensor | None, LinearState]:
         q, k, v, query, key, mask = x
         if (done := self._by_kernel(state, x)) is not None:
             return done
         kv = _kv(state)
-        if saved is None and mask is not None and q.shape[2] and k.shape[2] and self._few_pairs(x):
+        if mask is not None and q.shape[2] and k.shape[2] and self._few_pairs(x):
             return self._by_pairs(kv, x)
-        with without_autocast(q.device), linear.only_gradients(saved):
+        with without_autocast(q.device):
             fk = self._keys(k, key)
             if not q.shape[2]:
                 return None, LinearState(_added(kv, fk, v))
             sums, kv = _sums(kv, self._queries(q, query), fk, v, mask)
-            return linear.normalize(sums, self.normalizer_floor, v.dtype, saved=saved), LinearState(kv)
+            return linear.normalize(sums, self.normalizer_floor, v.dtype), LinearState(kv)
 
     def _whole(self, x: Inputs) -> Tensor | None:
         done = self._by_description(None, without_unseen(x))
@@ -416,7 +415,7 @@ def _added(kv: Tensor, fk: Features, v: Tensor) -> Tensor:
         kv[..., -1:].add_((k if fk.norm is None else fk.norm).mT)
         return kv
     if fk.norm is None:
-        new = linear.state_of(k, linear.append_ones(v), last=True)
+        new = linear.state_of(k, linear.append_ones(v))
     else:
-        new = torch.cat([linear.state_of(k, v, last=True), fk.norm.sum(-2).unsqueeze(-1)], -1)
+        new = torch.cat([linear.state_of(k, v), fk.norm.sum(-2).unsqueeze(-1)], -1)
     return kv + new if torch.is_grad_enabled() else kv.add_(new)

@@ -21,7 +21,6 @@ from ..mechanism import Inputs, Mechanism, State, shown, without_unseen
 from ..ops import dispatch, linear, recurrent, scan
 from ..ops.precision import accumulated, in_float32, without_autocast
 from ..ops.recurrent import Written
-from ..ops.segments import Saved
 from ..ops.unit import unit
 from ..tokens import TokenInfo
 
@@ -135,18 +134,15 @@ class RecurrentMechanism(Mechanism):
             return state.followed(keys, keys.k, self.normalizer_floor)[1]
 
     # ------------------------------------------------------------------------------------------------ whole sequences
-    def _segment(self, state: State, x: Inputs, saved: Saved | None = None) -> tuple[Tensor, LinearState]:
+    def _segment(self, state: State, x: Inputs) -> tuple[Tensor, LinearState]:
         """Weighted means, or sums scaled to unit RMS, and the state after the segment."""
         if (done := self._by_description(state, x)) is not None:
             return done[0], LinearState(done[1])
-        with without_autocast(x.q.device), linear.only_gradients(saved if self.averages else None):
-            sums, scale, after = self._scaled_sums(state, x)
         with without_autocast(x.q.device):
-            return self._normalized(sums, scale, x.v.dtype, saved), after
+            sums, scale, after = self._scaled_sums(state, x)
+            return self._normalized(sums, scale, x.v.dtype), after
 
-    def _sums(
-        self, state: State, x: Inputs, saved: Saved | None = None, backward: bool = False
-    ) -> tuple[Tensor, LinearState]:
+    def _sums(self, state: State, x: Inputs, backward: bool = False) -> tuple[Tensor, LinearState]:
         """The sums that queries read, and the state after the segment."""
         with without_autocast(x.q.device):
             sums, scale, after = self._scaled_sums(state, x, backward)
@@ -207,16 +203,10 @@ class RecurrentMechanism(Mechanism):
         with without_autocast(x.q.device):
             return self._output(self._normalized(sums), x)
 
-    def _normalized(
-        self,
-        sums: Tensor,
-        scale: Tensor | None = None,
-        dtype: torch.dtype | None = None,
-        saved: Saved | None = None,
-    ) -> Tensor:
+    def _normalized(self, sums: Tensor, scale: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Weighted means (`linear.normalize`), or sums scaled to unit RMS: neither grows with the number of keys."""
         if self.averages:
-            return linear.normalize(sums, self.normalizer_floor, dtype, scale, saved)
+            return linear.normalize(sums, self.normalizer_floor, dtype, scale)
         return unit(sums if scale is None else sums * scale, 1 / sums.shape[-1], SMALLEST)
 
     def _output(self, out: Tensor, x: Inputs) -> Tensor:
