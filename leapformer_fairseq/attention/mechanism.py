@@ -539,7 +539,7 @@ class Mechanism(nn.Module):
             out, state = run_segment(type(first)(*memory), Inputs(q, k, v, there, here, at.mask))
             return out, list(state.tensors().values())
 
-        plan, memory = dispatch.segments_of(q, k, mask, *self._limits(x)), list(first.tensors().values())
+        plan, memory = segments.plan_of(q, k, mask, *self._limits(x)), list(first.tensors().values())
         return segments.scan(run, memory, [q, inputs[0]], [k, v, inputs[1]], plan, random=self.dropping() > 0)
 
     def _segment(self, state: State, x: Inputs) -> tuple[Tensor | None, State]:
@@ -551,14 +551,10 @@ class Mechanism(nn.Module):
         return self.scan_(state, *x)
 
     def _limits(self, x: Inputs) -> tuple[float, int]:
-        """`kept_tokens` and `size` of `dispatch.segments_of`.
-
-        The token limit, over heads and batch, up to which intermediates are saved, and the tokens of each sequence in a
-        segment.
-        """
+        """`kept_tokens` and `segment_tokens` of `segments.plan_of`."""
         bounds, whole = dispatch.bounds(x.q.device), x.mask is None and not self.capabilities.append
         kept = math.inf if whole else bounds.kept_numbers / x.q.shape[3]
-        return kept, dispatch.segment_size(x.q, bounds.segment_tokens)
+        return kept, bounds.segment_tokens
 
 
 def _cleared(x: Tensor, tokens: TokenInfo) -> Tensor:

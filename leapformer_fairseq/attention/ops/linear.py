@@ -28,9 +28,7 @@ def append_ones(v: Tensor) -> Tensor:
     return torch.cat([v, v.new_ones(*v.shape[:-1], 1)], -1)
 
 
-def normalize(
-    sums: Tensor, floor: float, dtype: torch.dtype | None = None, scale: Tensor | None = None
-) -> Tensor:
+def normalize(sums: Tensor, floor: float, dtype: torch.dtype | None = None, scale: Tensor | None = None) -> Tensor:
     """Divide sums (.., T, E + 1) by their last column, clamped from below by `floor`.
 
     A query that matches no key gives 0, never NaN. `scale`, (.., T, 1), is a positive factor that the sums of each
@@ -56,7 +54,7 @@ def scores(q: Tensor, k: Tensor) -> Tensor:
 
 
 def state_of(k: Tensor, v: Tensor) -> Tensor:
-    """K^T V, (.., F, M): all that is needed of keys (.., S, F) and values (.., S, M) by queries that see all of them."""
+    """K^T V, (.., F, M): all that queries that see all of these keys (.., S, F) and values (.., S, M) need of them."""
     return _Product.apply(k, v, True) if torch.is_grad_enabled() else k.mT @ v
 
 
@@ -319,7 +317,7 @@ class _GainedSums(torch.autograd.Function):
 
 
 class _Product(torch.autograd.Function):
-    """a @ b, or a^T @ b if `transposed`. The gradients have the memory layout of a and b, which autograd's would not."""
+    """a @ b, or a^T @ b if `transposed`. The gradients have the memory layout of a and b; autograd's would not."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, transposed: bool) -> Tensor:

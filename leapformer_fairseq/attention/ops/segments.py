@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ...support.errors import LeapformerError
-from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask
+from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask, seen
+from . import dispatch
 from .precision import without_autocast
 
 _Backward = TypeVar("_Backward", bound=Callable[..., Any])
@@ -35,7 +36,7 @@ class Segment(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Segments in order. `again`: the backward pass runs them again; otherwise their intermediates are saved."""
+    """Segments in order. `again`: the backward pass runs them again; otherwise there is one, which is saved."""
 
     segments: list[Segment]
     again: bool
@@ -71,6 +72,21 @@ def cut(mask: Mask, queries: int, keys: int, size: int, unit: int) -> list[Segme
     return segments + [Segment(t, min(t + size, queries), keys, keys, None) for t in range(growing, queries, size)]
 
 
+def plan_of(q: Tensor, k: Tensor, mask: Mask, kept_tokens: float, segment_tokens: int) -> Plan:
+    """How to cut q (B, H, T, D) and k (B, H, S, D) into segments.
+
+    Up to `kept_tokens` tokens over heads and batch, all intermediates are saved for the backward pass. Longer inputs
+    are cut into segments of about `segment_tokens` tokens over heads and batch, which the backward pass runs again.
+    """
+    queries, keys, limits, heads = q.shape[2], k.shape[2], dispatch.bounds(q.device), q.shape[0] * q.shape[1]
+    # In a graph autograd is traced, too, and its compiler chooses what to save.
+    if heads * (queries + keys) <= kept_tokens or dispatch.is_traced():
+        return Plan([Segment(0, queries, 0, seen(mask, queries, keys), mask)], again=False)
+    size = max(limits.least_segment, segment_tokens // max(1, heads))
+    unit = mask.tokens if isinstance(mask, ChunkMask) else dispatch.chunk_of(q.device, mask.ratio if mask else 1)
+    return Plan(cut(mask, queries, keys, size, unit), again=True)
+
+
 def scan(
     run: Run,
     memory: Sequence[Tensor],
@@ -85,7 +101,7 @@ def scan(
     """
     call: Callable[..., tuple[Tensor | None, list[Tensor]]] = run
     if plan.again and torch.is_grad_enabled():
-        call = functools.partial(checkpoint, run, use_reentrant=False, preserve_rng_state=random)
+        call = functools.partial(checkpoint, dispatch.as_now()(run), use_reentrant=False, preserve_rng_state=random)
     lengths = [at.t1 - at.t0 for at in plan.segments], [at.s1 - at.s0 for at in plan.segments]
     parts = [_split(x, of) for side, of in zip((queries, keys), lengths, strict=True) for x in side]
     outputs, state = [], list(memory)
