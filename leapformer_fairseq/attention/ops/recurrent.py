@@ -162,12 +162,6 @@ def one_block(q: Tensor, keys: Written, mask: Mask) -> Tensor:
     return delta_block(scores, keys.v, _system(keys.k, total), keys.strength)
 
 
-def by_kernel(q: Tensor, keys: Written, *states: Tensor) -> bool:
-    """Whether the kernel in C computes these sums: it knows one decay per token and head, not one per feature."""
-    one = keys.decay is None or keys.decay.shape[-1] == 1
-    return one and q.dim() == 4 and runs(q, keys.k, keys.v, *states)
-
-
 def scaled_sums(
     q: Tensor, keys: Written, first: Tensor, mask: Mask, block: int
 ) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -175,7 +169,8 @@ def scaled_sums(
 
     The factor cancels in the division by the normalizer; not to apply it saves passes over the sums.
     """
-    if by_kernel(q, keys, first):
+    one_decay = keys.decay is None or keys.decay.shape[-1] == 1  # the kernel knows none for each feature
+    if one_decay and q.dim() == 4 and runs(q, keys.k, keys.v, first):
         out, after = scan(q, keys.k, keys.v, mask, decay=keys.decay, strength=keys.strength, first=first)
         return out, None, after
     if isinstance(mask, ChunkMask):

@@ -15,7 +15,15 @@ from torch import Tensor
 
 from ...support.errors import LeapformerError
 from ..capabilities import ENCODER_SELF
-from ..linear.base import NORMALIZER_FLOOR, LinearState, SeparateState, check_count, check_shape
+from ..linear.base import (
+    NORMALIZER_FLOOR,
+    LinearState,
+    SeparateState,
+    check_count,
+    check_shape,
+    scan_runs,
+    scanned,
+)
 from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask, visible, with_state
 from ..mechanism import Inputs, Mechanism, State, shown, without_unseen
 from ..ops import dispatch, linear, recurrent, scan
@@ -61,6 +69,21 @@ class RecurrentMechanism(Mechanism):
     @abstractmethod
     def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
         """What keys (B, H, S, D) and values (B, H, S, E) write. The caller masks padding."""
+
+    def scan_map(self, x: Inputs) -> scan.Map | None:
+        """How the kernel for whole sequences maps queries and keys; None: in PyTorch, by `queries` and `written`.
+
+        With a map, `log_decay` and `strengths` are what else `written` gives.
+        """
+        return None
+
+    def log_decay(self, k: Tensor, tokens: TokenInfo) -> Tensor | None:
+        """Log-decays (B, H, S, 1 or F) for keys (B, H, S, D); None: nothing is forgotten."""
+        return None
+
+    def strengths(self, k: Tensor, tokens: TokenInfo) -> Tensor | None:
+        """Strengths of the delta rule (B, H, S, 1), in the precision of k; None: values are added."""
+        return None
 
     def gated(self, out: Tensor, q: Tensor, tokens: TokenInfo) -> Tensor:
         """The output (B, H, T, E), given weighted means or sums scaled to unit RMS: an output gate goes here."""
@@ -136,8 +159,8 @@ class RecurrentMechanism(Mechanism):
     # ------------------------------------------------------------------------------------------------ whole sequences
     def _segment(self, state: State, x: Inputs) -> tuple[Tensor, LinearState]:
         """Weighted means, or sums scaled to unit RMS, and the state after the segment."""
-        if (done := self._by_description(state, x)) is not None:
-            return done[0], LinearState(done[1])
+        if (done := self._by_kernel(state, x)) is not None:
+            return done
         with without_autocast(x.q.device):
             sums, scale, after = self._scaled_sums(state, x)
             return self._normalized(sums, scale, x.v.dtype), after
@@ -162,15 +185,22 @@ class RecurrentMechanism(Mechanism):
         return self._queries(x.q, x.query), keys.before_decay() if backward else keys
 
     def _whole(self, x: Inputs) -> Tensor | None:
-        done = None if self._both_ways(x.mask) else self._by_description(None, without_unseen(x))
+        done = None if self._both_ways(x.mask) else self._by_kernel(None, without_unseen(x))
         return None if done is None else self._output(done[0], x)
 
-    def _by_description(self, state: State | None, x: Inputs) -> tuple[Tensor, Tensor] | None:
-        """Weighted means and the last state by the kernel in C, from vectors before they are mapped; None: not so.
-
-        A state of None is empty.
-        """
-        return None
+    def _by_kernel(self, state: State | None, x: Inputs) -> tuple[Tensor, LinearState] | None:
+        """`_segment` by the kernel in C, which maps the vectors itself; None: it does not. A state of None is empty."""
+        with without_autocast(x.q.device):
+            if not scan_runs(state, x) or (features := self.scan_map(x)) is None:
+                return None
+            k, v = map(accumulated, x[1:3])
+            keys = Written(k, v, self.log_decay(k, x.key), self.strengths(k, x.key))
+            if keys.decay is not None and keys.decay.shape[-1] != 1:  # the kernel knows one decay per head
+                return None
+            decay, strength = (keys if x.key.keep is None else keys.quiet(x.key.keep[:, None, :, None]))[2:]
+            floor = self.normalizer_floor if self.averages else None
+            out, after = scanned(state, x, features, floor, decay=decay, strength=strength)
+            return out if self.averages else self._normalized(out), after
 
     def _in_segments(self, x: Inputs) -> Tensor:
         if self._both_ways(x.mask):
