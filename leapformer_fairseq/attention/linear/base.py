@@ -247,7 +247,11 @@ class LinearMechanism(Mechanism):
             fk = self._keys(k, key)
             if not q.shape[2]:
                 return None, LinearState(_added(kv, fk, v))
-            sums, kv = _sums(kv, self._queries(q, query), fk, v, mask)
+            fq = self._queries(q, query)
+            mapped = x._replace(q=fq.expanded(), k=fk.expanded())
+            if fq.norm is None and scan_runs(state, mapped):  # maps that are not described
+                return scanned(state, mapped, scan.IDENTITY, self.normalizer_floor)
+            sums, kv = _sums(kv, fq, fk, v, mask)
             return linear.normalize(sums, self.normalizer_floor, v.dtype), LinearState(kv)
 
     def _whole(self, x: Inputs) -> Tensor | None:
@@ -360,11 +364,8 @@ def _sums(kv: Tensor, fq: Features, fk: Features, v: Tensor, mask: Mask) -> tupl
         return _read(kv, fq), kv
 
     def run(q: Tensor, k: Tensor, v: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        if scan.runs(q, k, v, first):
-            return scan.scan(q, k, v, mask, first=first)
-        if isinstance(mask, ChunkMask):
-            return linear.chunked_sums(q, k, v, first, mask, dispatch.bounds(v.device).chunk_tokens)
-        return linear.prefix_sums(q, k, v, first, mask, dispatch.chunk_of(v.device, mask.ratio))
+        ratio = 1 if isinstance(mask, ChunkMask) else mask.ratio
+        return recurrent.sums(q, Written(k, v), first, mask, dispatch.chunk_of(v.device, ratio))
 
     if fq.norm is None or fk.norm is None:
         return run(fq.expanded(), fk.expanded(), linear.append_ones(v), kv)

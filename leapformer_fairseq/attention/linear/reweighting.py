@@ -19,8 +19,6 @@ from ..ops import dispatch
 from ..ops.precision import right_angle, without_autocast
 from .base import Features
 
-FEW = 16_384  # with fewer numbers in the input, as in a decoding step, transposing does not pay
-
 
 class ProportionNetwork(nn.Module):
     """The LeaP module: one proportion in (0, 1) per token, (B, H, T, D) to (B, H, T, 1).
@@ -41,21 +39,10 @@ class ProportionNetwork(nn.Module):
         self.shared = heads is None
 
     def forward(self, x: Tensor) -> Tensor:
-        last = len(self.weights) - 1
-        if self.shared and x.numel() < FEW:
-            tokens = x.reshape(-1, x.shape[-1])
-            for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-                tokens = torch.addmm(bias.to(x.dtype), tokens, weight.to(x.dtype))
-                tokens = tokens.relu() if i < last else tokens.sigmoid()
-            return tokens.view(*x.shape[:3], 1)
-        # Tokens become columns: with so few outputs the matrix product is then more than twice as fast and, if the
-        # weight is contiguous, so is the product of its gradient.
-        columns = x.flatten(0, 2).t() if self.shared else x.mT
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            columns = (weight.to(x.dtype).mT.contiguous() @ columns).add_(bias.to(x.dtype).mT)
-            if i < last:
-                columns = columns.relu_()
-        return columns.sigmoid().view(*x.shape[:3], 1)
+            x = x @ weight.to(x.dtype) + bias.to(x.dtype)
+            x = x.relu() if i + 1 < len(self.weights) else x.sigmoid()
+        return x
 
     @property
     def hidden(self) -> int:

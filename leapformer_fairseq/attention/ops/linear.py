@@ -34,7 +34,7 @@ def normalize(sums: Tensor, floor: float, dtype: torch.dtype | None = None, scal
     A query that matches no key gives 0, never NaN. `scale`, (.., T, 1), is a positive factor that the sums of each
     query still lack; it cancels except in the clamp. The result is rounded to `dtype`.
 
-    Like everything here except `scores`, this has no second derivatives; a reference uses plain operators.
+    This and `gained_sums` have no second derivatives; a reference uses plain operators.
     """
     out: Tensor = _Normalize.apply(sums, floor if scale is None else floor / scale)
     return out if dtype is None else out.to(dtype)
@@ -50,17 +50,17 @@ def by_head(x: Tensor, weight: Tensor) -> Tensor:
 
 def scores(q: Tensor, k: Tensor) -> Tensor:
     """Scores of all pairs of queries and keys, q k^T, (.., T, S)."""
-    return _Scores.apply(q, k) if torch.is_grad_enabled() and not dispatch.is_traced() else q @ k.mT
+    return _product(q, k, "a b^T")
 
 
 def state_of(k: Tensor, v: Tensor) -> Tensor:
     """K^T V, (.., F, M): all that queries that see all of these keys (.., S, F) and values (.., S, M) need of them."""
-    return _Product.apply(k, v, True) if torch.is_grad_enabled() else k.mT @ v
+    return _product(k, v, "a^T b")
 
 
 def read_state(q: Tensor, state: Tensor) -> Tensor:
     """Sums (.., T, M) that queries (.., T, F) read from a state (.., F, M)."""
-    return _Product.apply(q, state, False) if torch.is_grad_enabled() else q @ state
+    return _product(q, state, "a b")
 
 
 def states(transition: Tensor | None, added: Tensor, first: Tensor, backward: bool = False) -> tuple[Tensor, Tensor]:
@@ -180,26 +180,7 @@ def gained_sums(
     return sums.reshape(*lead, *sums.shape[1:]), after.reshape(*lead, *after.shape[1:])
 
 
-def prefix_sums(q: Tensor, k: Tensor, v: Tensor, first: Tensor, mask: PrefixMask, chunk: int) -> tuple[Tensor, Tensor]:
-    """Sums (.., T, M) over the state `first` and the keys that `mask` shows; the state after all keys.
-
-    First come the keys that every query sees, then queries that each see more keys (`gained_sums`), then those that see
-    no more.
-    """
-    queries, keys = q.shape[-2], k.shape[-2]
-    shared, growing = min(mask.shared, keys), mask.growing(queries, keys)
-    (k_shared, k), (v_shared, v), (q, q_late) = _apart(k, shared), _apart(v, shared), _apart(q, growing)
-    state = first + state_of(k_shared, v_shared) if shared else first
-    sums = []
-    if growing:
-        gained, state = gained_sums(q, k, v, state, mask.ratio, chunk)
-        sums.append(gained)
-    if growing < queries or not sums:
-        sums.append(read_state(q_late, state))
-    return sums[0] if len(sums) == 1 else torch.cat(sums, -2), state
-
-
-def _apart(x: Tensor, at: int) -> tuple[Tensor, Tensor]:
+def apart(x: Tensor, at: int) -> tuple[Tensor, Tensor]:
     """The tokens before `at`, and those from it on. A part that has all of them is x itself: no gradient is copied."""
     if at in (0, x.shape[-2]):
         return (x, x[..., :0, :]) if at else (x[..., :0, :], x)
@@ -316,42 +297,37 @@ class _GainedSums(torch.autograd.Function):
         return *_Chunks(*saved, *ctx.counts).gradients(grad, grad_after), None, None
 
 
+def _product(a: Tensor, b: Tensor, kind: str) -> Tensor:
+    """a b, a^T b or a b^T, as `kind` says."""
+    if torch.is_grad_enabled() and not dispatch.is_traced():
+        return _Product.apply(a, b, kind)
+    return _Product.forward(a, b, kind)
+
+
 class _Product(torch.autograd.Function):
-    """a @ b, or a^T @ b if `transposed`. The gradients have the memory layout of a and b; autograd's would not."""
+    """`_product`, whose gradients have the memory layout of a and b, which autograd's would not.
 
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, transposed: bool) -> Tensor:
-        ctx.save_for_backward(a, b)
-        ctx.transposed = transposed
-        return (a.mT if transposed else a) @ b
-
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        a, b = saved
-        if ctx.transposed:
-            return b @ grad.mT, a @ grad, None
-        return grad @ b.mT, a.mT @ grad, None
-
-
-class _Scores(torch.autograd.Function):
-    """q k^T. The gradients have the memory layout of q and k, and can themselves be differentiated."""
+    They can be differentiated again.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(q: Tensor, k: Tensor) -> Tensor:
-        return q @ k.mT
+    def forward(a: Tensor, b: Tensor, kind: str) -> Tensor:
+        return (a.mT if kind == "a^T b" else a) @ (b.mT if kind == "a b^T" else b)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
+        *tensors, ctx.kind = inputs
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        q, k = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        a, b = ctx.saved_tensors
         with without_autocast(grad.device):
-            return grad @ k, grad.mT @ q
+            if ctx.kind == "a^T b":
+                return b @ grad.mT, a @ grad, None
+            return (grad @ b, grad.mT @ a, None) if ctx.kind == "a b^T" else (grad @ b.mT, a.mT @ grad, None)
 
 
 class _Normalize(torch.autograd.Function):

@@ -71,9 +71,9 @@ class Written(NamedTuple):
         decay, strength = (None if x is None else x.where(keep, 0) for x in self[2:])
         return self._replace(decay=decay, strength=strength)
 
-    def narrow(self, start: int, stop: int) -> Written:
-        """Keys `start` to `stop`."""
-        return self.each(lambda x: x[..., start:stop, :])
+    def apart(self, at: int) -> tuple[Written, Written]:
+        """The keys before `at`, and those from it on."""
+        return self.each(lambda x: linear.apart(x, at)[0]), self.each(lambda x: linear.apart(x, at)[1])
 
     def each(self, function: Callable[[Tensor], Tensor]) -> Written:
         """Apply a function to every tensor."""
@@ -173,23 +173,29 @@ def scaled_sums(
     if one_decay and q.dim() == 4 and runs(q, keys.k, keys.v, first):
         out, after = scan(q, keys.k, keys.v, mask, decay=keys.decay, strength=keys.strength, first=first)
         return out, None, after
+    plain = keys.decay is None and keys.strength is None
     if isinstance(mask, ChunkMask):
-        out, after = _in_chunks(q, keys, first, mask, block)
+        tokens = dispatch.bounds(q.device).chunk_tokens
+        chunked = linear.chunked_sums(q, keys.k, keys.v, first, mask, tokens) if plain else None
+        out, after = chunked or _in_chunks(q, keys, first, mask, block)
         return out, None, after
     queries, count = q.shape[-2], keys.k.shape[-2]
     shared = count if mask is None else min(mask.shared, count)
     growing = 0 if mask is None else mask.growing(queries, count)
     state, outputs, scales = first, [], []
-    if shared:
+    earlier, keys = keys.apart(shared)
+    q, late = linear.apart(q, growing)
+    if shared and plain:
+        state = first + state_of(earlier.k, earlier.v)
+    elif shared:
         no_queries = q.new_zeros(0, dtype=torch.long)
-        state = _blocks(q[..., :0, :], keys.narrow(0, shared), state, no_queries, min(block, shared))[1]
+        state = _blocks(q[..., :0, :], earlier, state, no_queries, min(block, shared))[1]
     if growing:
         assert mask is not None
-        later = keys.narrow(shared, count)
-        gained, scale, state = _gained(q[..., :growing, :], later, state, mask.ratio, min(block, growing))
+        gained, scale, state = _gained(q, keys, state, mask.ratio, min(block, growing))
         outputs, scales = [gained], [scale]
     if growing < queries or not outputs:
-        outputs.append(read_state(q[..., growing:, :], state))
+        outputs.append(read_state(late, state))
         scales.append(None)
     if len(outputs) == 1:
         return outputs[0], scales[0], state
