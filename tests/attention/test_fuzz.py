@@ -259,7 +259,6 @@ def drawn(draw, kinds=("all", "causal", "wait-k", "chunks"), variants=tuple(KIND
         bounds={
             "chunk": draw(small),
             "chunk_keys": draw(small),
-            "chunk_tokens": draw(small),
             "segment_tokens": draw(st.sampled_from([1, 20, 64, 300])),
             "least_segment": draw(st.sampled_from([1, 3, 20])),
             "states_in_turn": draw(st.sampled_from([1, 3, 10**9])),

@@ -48,10 +48,10 @@ class Bounds:
                       take more memory than their tokens.
 
     Chunks inside a segment:
-    chunk:            queries of a chunk under a causal mask (recurrent mechanisms: their `block_queries` instead).
+    chunk:            queries of a chunk under a causal mask (recurrent mechanisms: their `block_queries` instead). In
+                      streaming encoders shorter chunks are compared pair by pair, several at once up to this many
+                      queries, and a longer one is summed in a state.
     chunk_keys:       keys of a chunk under a wait-k mask that shows several more keys to each query.
-    chunk_tokens:     streaming encoders: chunks are compared pair by pair, several at once up to this many queries; a
-                      longer chunk is summed in a state.
     states_in_turn:   states between up to this many chunks are computed one after another, those between more chunks in
                       groups: more arithmetic in fewer calls, which suits a GPU. Cumulative sums of more than
                       chunk * states_in_turn tokens are computed in parts, too.
@@ -72,7 +72,6 @@ class Bounds:
     least_segment: int = 256
     chunk: int = 64
     chunk_keys: int = 128
-    chunk_tokens: int = 64
     states_in_turn: int = 10**9
     window: int = 64
     kernels: bool = True

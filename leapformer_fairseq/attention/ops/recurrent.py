@@ -159,7 +159,7 @@ def one_block(q: Tensor, keys: Written, mask: Mask) -> Tensor:
     scores = _scores(q, keys.k, total, visible(mask, q.shape[-2], keys.k.shape[-2], q.device))
     if keys.strength is None:
         return read_state(scores, keys.v)
-    return delta_block(scores, keys.v, _system(keys.k, total), keys.strength)
+    return read_state(scores, inverse(_system(keys.k, total), keys.strength) @ keys.v)
 
 
 def scaled_sums(
@@ -175,8 +175,7 @@ def scaled_sums(
         return out, None, after
     plain = keys.decay is None and keys.strength is None
     if isinstance(mask, ChunkMask):
-        tokens = dispatch.bounds(q.device).chunk_tokens
-        chunked = linear.chunked_sums(q, keys.k, keys.v, first, mask, tokens) if plain else None
+        chunked = linear.chunked_sums(q, keys.k, keys.v, first, mask, block) if plain else None
         out, after = chunked or _in_chunks(q, keys, first, mask, block)
         return out, None, after
     queries, count = q.shape[-2], keys.k.shape[-2]
@@ -430,11 +429,6 @@ def inverse(system: Tensor, strength: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(system * strength, diagonal, upper=False, unitriangular=True)
 
 
-def delta_block(scores: Tensor, v: Tensor, system: Tensor, strength: Tensor) -> Tensor:
-    """O (.., R, X) of one block after an empty state: P (.., R, C), V (.., C, X), A (.., C, C), b (.., C, 1)."""
-    return _DeltaBlock.apply(scores, v, system, strength)
-
-
 def delta_sums(blocks: Blocks, first: Tensor, decay_last: bool = False) -> tuple[Tensor, Tensor]:
     """O (N, R, X), and the state (G, F, X) after all blocks, starting from the state `first` (G, F, X).
 
@@ -494,23 +488,6 @@ class _DeltaSums(torch.autograd.Function):
             decay=to_decay,
         )
         return to_first, None, *grads
-
-
-class _DeltaBlock(torch.autograd.Function):
-    """`delta_block` with a backward pass that reuses the inverse."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, v: Tensor, system: Tensor, strength: Tensor) -> Tensor:
-        solved = inverse(system, strength)
-        update = solved @ v
-        ctx.save_for_backward(scores, strength, solved, update)
-        return scores @ update
-
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        scores, strength, solved, update = saved
-        return grad @ update.mT, *_solution_gradients(solved, scores.mT @ grad, update, strength)
 
 
 def _solution_gradients(

@@ -162,22 +162,16 @@ class RecurrentMechanism(Mechanism):
         if (done := self._by_kernel(state, x)) is not None:
             return done
         with without_autocast(x.q.device):
-            sums, scale, after = self._scaled_sums(state, x)
-            return self._normalized(sums, scale, x.v.dtype), after
+            kv = state.of(LinearState).kv
+            sums, scale, kv = recurrent.scaled_sums(*self._sides(x), kv, x.mask, self._block(x))
+            return self._normalized(sums, scale, x.v.dtype), LinearState(kv)
 
     def _sums(self, state: State, x: Inputs, backward: bool = False) -> tuple[Tensor, LinearState]:
         """The sums that queries read, and the state after the segment."""
         with without_autocast(x.q.device):
-            sums, scale, after = self._scaled_sums(state, x, backward)
-            return sums if scale is None else sums * scale, after
-
-    def _scaled_sums(
-        self, state: State, x: Inputs, backward: bool = False
-    ) -> tuple[Tensor, Tensor | None, LinearState]:
-        """`_sums` without the factor of each query, the second result; None means 1 (see `ops.recurrent`)."""
-        queries, keys = self._sides(x, backward)
-        sums, scale, kv = recurrent.scaled_sums(queries, keys, state.of(LinearState).kv, x.mask, self._block(x))
-        return sums, scale, LinearState(kv)
+            kv = state.of(LinearState).kv
+            sums, kv = recurrent.sums(*self._sides(x, backward), kv, x.mask, self._block(x))
+            return sums, LinearState(kv)
 
     def _sides(self, x: Inputs, backward: bool = False) -> tuple[Tensor, Written]:
         """Features of queries, and what keys write; `backward`: for a scan from the last token to the first."""
