@@ -208,7 +208,7 @@ def chunked_sums(q: Tensor, k: Tensor, v: Tensor, first: Tensor, mask: ChunkMask
         pairs = scores(q, k) * mask.mask(together, together, q.device)
         sums = q @ before + pairs @ v
     sums = sums.reshape(len(first), -1, v.shape[-1])[:, :count]
-    return sums.unflatten(0, lead), totals[:, -1].unflatten(0, lead)
+    return sums.reshape(*lead, *sums.shape[1:]), totals[:, -1].reshape(*lead, *totals.shape[2:])
 
 
 class _Chunks(NamedTuple):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -42,13 +42,9 @@ class Plan(NamedTuple):
     again: bool
 
 
-class Run(Protocol):
-    """Computes a segment: its output (B, H, t1 - t0, E), None without queries, and the tensors of the new state.
-
-    `tensors` are the segment's parts of what `scan` gets, in this order, and the state before it.
-    """
-
-    def __call__(self, at: Segment, *tensors: Tensor | None) -> tuple[Tensor | None, list[Tensor]]: ...
+# Computes a segment: its output (B, H, t1 - t0, E), None without queries, and the tensors of the new state. It gets the
+# segment, its parts of what `scan` gets, in this order, and the state before it.
+Run = Callable[..., tuple[Tensor | None, list[Tensor]]]
 
 
 def cut(mask: Mask, queries: int, keys: int, size: int, unit: int) -> list[Segment]:
@@ -99,7 +95,7 @@ def scan(
 
     `queries` are tensors of T tokens and `keys` of S tokens in dimension 2. `random`: segments draw random numbers.
     """
-    call: Callable[..., tuple[Tensor | None, list[Tensor]]] = run
+    call = run
     if plan.again and torch.is_grad_enabled():
         call = functools.partial(checkpoint, dispatch.as_now()(run), use_reentrant=False, preserve_rng_state=random)
     lengths = [at.t1 - at.t0 for at in plan.segments], [at.s1 - at.s0 for at in plan.segments]

@@ -329,9 +329,6 @@ class RecurrentMechanism(Mechanism):
         kept, size = super()._limits(x)
         return kept * KEPT_SOLUTIONS if self.replaces else kept, size
 
-    def _few_pairs(self, x: Inputs) -> bool:
-        return False  # `_is_one_block` is faster than the reference
-
     def _is_one_block(self, x: Inputs) -> bool:
         """Whether all pairs are compared, without any state."""
         if isinstance(x.mask, ChunkMask) and x.mask.ahead:

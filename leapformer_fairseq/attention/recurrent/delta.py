@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..kernels import RecurrentKernel
-from ..layers import projected
+from ..layers import by_heads, projected
 from ..linear.base import still_described
 from ..mechanism import Inputs
 from ..ops.recurrent import Written
@@ -21,7 +21,7 @@ from ..options import Option
 from ..registry import register
 from ..tokens import TokenInfo
 from .convolution import SHORT_CONV, ConvolvedMechanism
-from .gates import GATE_INIT, Gate, by_heads
+from .gates import GATE_INIT, Gate
 from .normed import OUTPUT_GATE
 
 NEGATIVE = Option(
