@@ -181,7 +181,7 @@ def scaled_sums(
     queries, count = q.shape[-2], keys.k.shape[-2]
     shared = count if mask is None else min(mask.shared, count)
     growing = 0 if mask is None else mask.growing(queries, count)
-    state, outputs, scales = first, [], []
+    state, outputs, scale = first, [], None
     earlier, keys = keys.apart(shared)
     q, late = linear.apart(q, growing)
     if shared and plain:
@@ -192,15 +192,11 @@ def scaled_sums(
     if growing:
         assert mask is not None
         gained, scale, state = _gained(q, keys, state, mask.ratio, min(block, growing))
-        outputs, scales = [gained], [scale]
+        outputs.append(gained)
     if growing < queries or not outputs:
         outputs.append(read_state(late, state))
-        scales.append(None)
-    if len(outputs) == 1:
-        return outputs[0], scales[0], state
-    if scales[0] is None:
-        return torch.cat(outputs, -2), None, state
-    return torch.cat(outputs, -2), F.pad(scales[0], (0, 0, 0, queries - growing), value=1), state
+        scale = None if scale is None else F.pad(scale, (0, 0, 0, queries - growing), value=1)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -2), scale, state
 
 
 def _gained(q: Tensor, keys: Written, first: Tensor, ratio: int, block: int) -> tuple[Tensor, Tensor | None, Tensor]:
