@@ -35,10 +35,13 @@ class ProportionNetwork(nn.Module):
         self.shared = heads is None
 
     def forward(self, x: Tensor) -> Tensor:
+        # Tokens become columns: with so few outputs the matrix product is then more than twice as fast and, if the
+        # weight is contiguous, so is the product of its gradient.
+        columns = x.flatten(0, 2).t() if self.shared else x.mT
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            x = x @ weight.to(x.dtype) + bias.to(x.dtype)
-            x = x.relu() if i + 1 < len(self.weights) else x.sigmoid()
-        return x
+            columns = (weight.to(x.dtype).mT.contiguous() @ columns).add_(bias.to(x.dtype).mT)
+            columns = columns.relu_() if i + 1 < len(self.weights) else columns.sigmoid()
+        return columns.view(*x.shape[:3], 1)
 
     @property
     def hidden(self) -> int:

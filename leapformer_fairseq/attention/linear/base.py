@@ -195,6 +195,9 @@ class LinearMechanism(Mechanism):
         return SeparateState.of_joined(self.init_state(batch, value_dim, like, key, mask))
 
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> LinearState:
+        x = Inputs(k[:, :, :0], k, v, key.narrow(0, 0), key, None)
+        if k.shape[2] > 1 and (done := self._by_kernel(state, x)) is not None:
+            return done[1]
         with without_autocast(k.device):
             return LinearState(_added(_kv(state), self._keys(k, key), v))
 
