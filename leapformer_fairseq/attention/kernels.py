@@ -9,27 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
+from .layers import ProportionNetwork
+
 # Weight (G, C) and bias (G,) of the logits of G gates.
 Affine = tuple[Tensor, Tensor]
-
-
-class Network(Protocol):
-    """A proportion network, as kernels need it: weights and biases of its layers, `shared` by the heads or per head."""
-
-    weights: nn.ParameterList
-    biases: nn.ParameterList
-    shared: bool
-
-    @property
-    def hidden(self) -> int:
-        """The width of the hidden layer; 0: none."""
-
-    def packed(self) -> Tensor:
-        """All parameters as one row per network, (1 or H, numbers): weight (D, hidden), bias, and the last layer's."""
 
 
 class Projections(NamedTuple):
@@ -56,7 +43,7 @@ class LinearKernel:
 
     activation: Literal["relu", "elu"]
     floor: float
-    networks: Sequence[Network] = ()
+    networks: Sequence[ProportionNetwork] = ()
     raw: bool = False
     proportion: Callable[[Tensor, Tensor | None], Tensor] | None = None
     rotation: Callable[[int], Tensor] | None = None

@@ -91,10 +91,6 @@ class ChunkMask:
         """Tokens read together: a chunk and its look-ahead."""
         return self.size + self.ahead
 
-    def with_all_past(self) -> ChunkMask:
-        """The same mask without a limit on the past, for a mechanism whose state keeps everything written."""
-        return replace(self, past=None)
-
     def own(self, count: int, device: torch.device | None = None) -> Tensor:
         """True at the tokens of chunks, False at copies for look-ahead, (T,)."""
         return torch.arange(count, device=device) % self.tokens < self.size
@@ -153,4 +149,4 @@ def with_state(mask: Mask) -> Mask:
     """The mask for a mechanism whose state keeps everything written. Chunks of one token become causal."""
     if not isinstance(mask, ChunkMask):
         return mask
-    return CAUSAL if mask.tokens == 1 else mask.with_all_past()
+    return CAUSAL if mask.tokens == 1 else replace(mask, past=None)

@@ -17,7 +17,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from types import NoneType, SimpleNamespace
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from .masks import CAUSAL, ChunkMask, Mask, PrefixMask, seen, with_state
 from .ops import dispatch, segments
 from .ops.loops import over_tokens
 from .ops.precision import accumulated, without_autocast
-from .ops.segments import Saved, Segment
+from .ops.segments import Segment
 from .options import Option, in_library
 from .tokens import Carry, TokenInfo, checked_keep
 
@@ -135,12 +135,6 @@ class State:
     def nbytes(self) -> int:
         """Bytes held by the tensors."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors().values())
-
-
-class RunSegment(Protocol):
-    """Computes one segment, like `Mechanism._segment`."""
-
-    def __call__(self, state: Any, x: Inputs, saved: Saved | None, /) -> tuple[Tensor | None, State]: ...
 
 
 class Undeclared(LeapformerError, AttributeError):
@@ -530,31 +524,25 @@ class Mechanism(nn.Module):
         """The empty state."""
         return self.init_state(x.q.shape[0], x.v.shape[3], x.k, x.key, x.mask)
 
-    def _scanned(self, x: Inputs, run_segment: RunSegment) -> Tensor:
+    def _scanned(self, x: Inputs, run_segment: Callable[[Any, Inputs], tuple[Tensor | None, State]]) -> Tensor:
         """The outputs of all segments, (B, H, T, ..), beginning with the empty state; see `ops.segments`."""
         q, k, v, query, key, mask = x
         first = self._first(x)
-        queries = [q] if query.inputs is None else [q, query.inputs.unsqueeze(1)]
-        keys = [k, v] if key.inputs is None else [k, v, key.inputs.unsqueeze(1)]
+        inputs = [None if tokens.inputs is None else tokens.inputs.unsqueeze(1) for tokens in (query, key)]
 
-        def run(
-            memory: list[Tensor], queries: list[Tensor], keys: list[Tensor], at: Segment, saved: Saved | None
-        ) -> tuple[Tensor | None, list[Tensor]]:
-            there, here = query.narrow(at.t0, at.t1), key.narrow(at.s0, at.s1)
-            if len(queries) == 2:
-                there = replace(there, inputs=queries[1].squeeze(1))
-            if len(keys) == 3:
-                here = replace(here, inputs=keys[2].squeeze(1))
-            part = Inputs(queries[0], keys[0], keys[1], there, here, at.mask)
-            out, state = run_segment(type(first)(*memory), part, saved)
+        def run(at: Segment, *tensors: Any) -> tuple[Tensor | None, list[Tensor]]:
+            q, of_query, k, v, of_key, *memory = tensors
+            there, here = (
+                replace(tokens, inputs=None if part is None else part.squeeze(1))
+                for tokens, part in ((query.narrow(at.t0, at.t1), of_query), (key.narrow(at.s0, at.s1), of_key))
+            )
+            out, state = run_segment(type(first)(*memory), Inputs(q, k, v, there, here, at.mask))
             return out, list(state.tensors().values())
 
-        plan = dispatch.segments_of(q, k, mask, *self._limits(x))
-        parameters = [parameter for parameter in self._scan_parameters() if parameter.requires_grad]
-        memory = list(first.tensors().values())
-        return segments.scan(run, memory, queries, keys, parameters, plan, random=self.dropping() > 0)
+        plan, memory = segments.plan_of(q, k, mask, *self._limits(x)), list(first.tensors().values())
+        return segments.scan(run, memory, [q, inputs[0]], [k, v, inputs[1]], plan, random=self.dropping() > 0)
 
-    def _segment(self, state: State, x: Inputs, saved: Saved | None) -> tuple[Tensor | None, State]:
+    def _segment(self, state: State, x: Inputs) -> tuple[Tensor | None, State]:
         """`scan` of a segment, which may have no queries or no keys. Without queries the output is None."""
         if not x.q.shape[2]:
             return None, self.write(state, x.k, x.v, x.key)
@@ -562,19 +550,11 @@ class Mechanism(nn.Module):
             return self.read(state, x.q, x.query), state
         return self.scan_(state, *x)
 
-    def _scan_parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters that a scan uses."""
-        return self.parameters()
-
     def _limits(self, x: Inputs) -> tuple[float, int]:
-        """`kept_tokens` and `size` of `dispatch.segments_of`.
-
-        The token limit, over heads and batch, up to which intermediates are saved, and the tokens of each sequence in a
-        segment.
-        """
+        """`kept_tokens` and `segment_tokens` of `segments.plan_of`."""
         bounds, whole = dispatch.bounds(x.q.device), x.mask is None and not self.capabilities.append
         kept = math.inf if whole else bounds.kept_numbers / x.q.shape[3]
-        return kept, dispatch.segment_size(x.q, bounds.segment_tokens)
+        return kept, bounds.segment_tokens
 
 
 def _cleared(x: Tensor, tokens: TokenInfo) -> Tensor:

@@ -99,7 +99,6 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "kernel": ("scan", {}),
     "pairs": ("scan", {"pairs": 10**9, "pairs_per_token": 10**9, **KEPT, **TORCH}),
     "kept": ("scan", {**NO_PAIRS, **KEPT, **TORCH}),
-    "kept in segments": ("scan", {**NO_PAIRS, **KEPT, "kept_segment": 64, "least_segment": 1, **TORCH}),
     "again": (
         "scan",
         {

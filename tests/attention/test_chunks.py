@@ -43,7 +43,7 @@ def taking(way):
     pairs = 10**9 if way == "pairs" else 0
     again = {"kept_numbers": 0, "segment_tokens": 40, "least_segment": 1} if way == "again" else {}
     tokens = 2 if way == "long chunks" else 20
-    return dispatch.override(pairs=pairs, pairs_per_token=pairs, chunk_tokens=tokens, **again)
+    return dispatch.override(pairs=pairs, pairs_per_token=pairs, chunk=tokens, **again)
 
 
 def laid_out(blocks, count=COUNT, keep=None):

@@ -30,7 +30,7 @@ from leapformer_fairseq.attention import mechanism as contract
 from leapformer_fairseq.attention.linear import elu as elu_file
 from leapformer_fairseq.attention.linear.elu import elu1
 from leapformer_fairseq.attention.ops import cpu as native
-from leapformer_fairseq.attention.ops import dispatch, segments
+from leapformer_fairseq.attention.ops import dispatch, linear
 from leapformer_fairseq.support.errors import LeapformerError
 
 from ..covering import covering
@@ -568,7 +568,7 @@ class TestTheChecksThemselves:
         assert x.isnan().all() and y.isnan().all() and mode.filled == 3
 
     def test_a_gradient_that_is_not_written_is_noticed(self, monkeypatch):
-        monkeypatch.setattr(segments._Again, "backward", staticmethod(unwritten(segments._Again.backward)))
+        monkeypatch.setattr(linear._GainedSums, "backward", staticmethod(unwritten(linear._GainedSums.backward)))
         with pytest.raises(AssertionError):
             test_no_output_comes_out_of_new_memory("leap", "causal", "again")
 
@@ -588,8 +588,8 @@ class TestTheChecksThemselves:
 def unwritten(real):
     """A backward pass whose last gradient is new memory."""
 
-    def backward(ctx, grad):
-        found = list(real(ctx, grad))
+    def backward(ctx, *grads):
+        found = list(real(ctx, *grads))
         return (*(x if x is None else torch.empty_like(x) for x in found),)
 
     return backward

@@ -45,7 +45,6 @@ from .cases import (
 FORMS = [
     ("auto", None),
     ("pairs", None),
-    ("kept in segments", 4),
     *((way, chunk) for way in ("kept", "again") for chunk in (None, 1, 16, 64)),
 ]
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from leapformer_fairseq.attention import CAUSAL, Carry, ChunkMask, PrefixMask, Projections, TokenInfo, step_of
 from leapformer_fairseq.attention.linear import base as linear_base
-from leapformer_fairseq.attention.ops import dispatch, entmax
+from leapformer_fairseq.attention.ops import entmax
 from leapformer_fairseq.attention.sparse.fitted import Fitted
 
 from .. import covering
@@ -293,19 +293,6 @@ def summed(name, way):
     """The precisions of sums: a recurrence's reference is in float64."""
     exact = {torch.float64} if name in RECURRENT and way == "reference" else set()
     return {torch.float32} | exact
-
-
-@pytest.mark.parametrize("name", ["relu", "leap"])
-def test_what_is_saved_is_not_summed_again(name):
-    """A bidirectional backward pass: two products for each segment, whether it has queries or only writes keys."""
-    q, k, v = (x.requires_grad_() for x in inputs(150, 150, dtype=torch.float32))
-    with dispatch.override(**WAYS["again"][1]):
-        segments = dispatch.segments_of(q, k, None, 0, dispatch.segment_size(q, 64)).segments
-        out = make(name).float()(q, k, v, mask=None, execution="scan")
-        with Products() as counted:
-            out.sum().backward()
-    products = [name for name, *_ in counted.seen if name == "bmm"]
-    assert len(segments) > 10 and len(products) == 2 * len(segments)
 
 
 @pytest.mark.parametrize(("name", "mask", "passes"), in_turn(SERVED, HALVES))

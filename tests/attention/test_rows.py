@@ -11,7 +11,8 @@ from torch import nn
 from leapformer_fairseq.attention import CAUSAL, TokenInfo
 from leapformer_fairseq.attention.decoding.rows import RowsStep
 from leapformer_fairseq.attention.kernels import Projections
-from leapformer_fairseq.attention.linear.reweighting import ProportionNetwork, angle
+from leapformer_fairseq.attention.layers import ProportionNetwork
+from leapformer_fairseq.attention.linear.reweighting import angle
 from leapformer_fairseq.attention.registry import build
 
 HEADS, DIM = 3, 4

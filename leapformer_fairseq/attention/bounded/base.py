@@ -110,7 +110,7 @@ class BoundedMechanism(Mechanism):
         bounds = dispatch.bounds(x.q.device)
         # Without a mask little is saved for the backward pass in any case.
         kept = math.inf if x.mask is None else bounds.kept_slot_tokens
-        return kept, dispatch.segment_size(x.q, bounds.segment_slot_tokens)
+        return kept, bounds.segment_slot_tokens
 
     def _tensors(self, state: State) -> tuple[Tensor, ...]:
         return tuple(state.of(self.state_class).tensors().values())

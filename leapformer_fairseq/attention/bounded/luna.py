@@ -10,7 +10,7 @@ Shapes: B batch, H heads, T queries, S keys, l packed vectors, D head dimension,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ...support.errors import LeapformerError
 from ..capabilities import DECODER_CROSS, DECODER_SELF, ENCODER_SELF, Capabilities
 from ..kernels import PackedKernel, Projections
-from ..layers import normalised, projected
+from ..layers import by_heads, normalised, projected
 from ..linear.elu import elu1
 from ..masks import Mask
 from ..mechanism import Inputs, State
@@ -213,7 +213,7 @@ class Luna(BoundedMechanism):
         layer: Any = self.own[role] if role in self.own else self.stock.get(role)
         if layer is None:
             return None
-        return _split(projected(layer, x), heads or self.num_heads)
+        return by_heads(projected(layer, x), heads or self.num_heads)
 
     def _projected_input(self, role: str, tokens: TokenInfo, like: Tensor) -> Tensor | None:
         """The block's input, projected by the layer with this role; None if no layer has it."""
@@ -224,12 +224,12 @@ class Luna(BoundedMechanism):
     def _keys(self, k: Tensor, tokens: TokenInfo) -> Tensor:
         """The keys (B, H, S, D) that queries and P attend to; with raw keys the block's input itself."""
         raw = self.projections == "raw" and self.stock
-        return _split(tokens.required_inputs(k.dtype), self.num_heads) if raw else k
+        return by_heads(tokens.required_inputs(k.dtype), self.num_heads) if raw else k
 
     def _pseudo_queries(self, packed: Tensor, heads: int) -> Tensor:
         """P W_pq / sqrt(D), (B, H, l, D)."""
         queries = self._projected("query", packed, heads)
-        queries = _split(packed, heads) if queries is None else queries
+        queries = by_heads(packed, heads) if queries is None else queries
         return queries * queries.shape[-1] ** -0.5
 
     # ---------------------------------------------------------------------------------------------------------- states
@@ -276,14 +276,14 @@ class Luna(BoundedMechanism):
         packed, _ = self._packed(key, k.shape[0], k)
         hidden = None if key.keep is None else ~key.keep[:, None, None]
         heads = self.pack_heads
-        to_pack = k if heads == self.num_heads else _split(_joined(k), heads)
+        to_pack = k if heads == self.num_heads else by_heads(_joined(k), heads)
         weights = slot_weights(self._pseudo_queries(packed, heads) @ to_pack.mT, hidden, dropout)
-        content = _joined(weights @ (v if heads == self.num_heads else _split(_joined(v), heads)))  # Y, (B, l, H E)
+        content = _joined(weights @ (v if heads == self.num_heads else by_heads(_joined(v), heads)))  # Y, (B, l, H E)
         keys = self._projected("unpack_key", content)
         values = keys if self.projections == "tied" else self._projected("unpack_value", content)
         if keys is None:  # raw keys; in library use keys are given apart from values
-            keys = _split(_joined(weights @ to_pack) if values is None else content, self.num_heads)
-        values = _split(content, self.num_heads) if values is None else values
+            keys = by_heads(_joined(weights @ to_pack) if values is None else content, self.num_heads)
+        values = by_heads(content, self.num_heads) if values is None else values
         # In library use values may have another width than P, and then cannot be added to it.
         packed = packed + content if content.shape == packed.shape else packed
         lengths = key.positions.new_full((1,), k.shape[2]) if key.keep is None else key.keep.sum(1)
@@ -322,12 +322,6 @@ class Luna(BoundedMechanism):
         out, values = causal_sums(weights, alpha, v, values)
         return out, LunaState(keys, values, queries, keep)
 
-    def _scan_parameters(self) -> Iterator[nn.Parameter]:
-        yield from super()._scan_parameters()
-        projection = self.stock.get("write")
-        if projection is not None:
-            yield from projection.parameters()
-
     # ------------------------------------------------------------------------------------------------------ quadratic
     def _reference(self, x: Inputs) -> Tensor:
         # What is unpacked is projected again, or split into other heads, which `weights` do not include.
@@ -352,11 +346,6 @@ class Luna(BoundedMechanism):
 def _count(tokens: TokenInfo, like: Tensor) -> Tensor:
     """The number of tokens up to and including each token, (B or 1, 1, T, 1), at least 1."""
     return tokens.positions[:, None, :, None].clamp_min(1).to(like.dtype)
-
-
-def _split(x: Tensor, heads: int) -> Tensor:
-    """(B, R, C) to (B, heads, R, C / heads)."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def _joined(x: Tensor) -> Tensor:

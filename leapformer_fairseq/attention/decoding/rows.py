@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels import LinearKernel, Network, Projections
+from ..kernels import LinearKernel, Projections
+from ..layers import ProportionNetwork
 from ..linear.base import SeparateState
 from ..mechanism import Mechanism, State
 from ..ops.precision import right_angle
@@ -65,7 +66,7 @@ class RowsStep:
         return state.of(SeparateState).followed(Written(fk, v, decay), fq, self.kernel.floor)
 
 
-def _joined(networks: Sequence[Network], heads: int) -> list[Layer]:
+def _joined(networks: Sequence[ProportionNetwork], heads: int) -> list[Layer]:
     """One network for all heads of queries and of keys, whose last layer gives z and -z of each, (4 H).
 
     Networks that the heads share read one head at a time and are side by side in the first of two layers.

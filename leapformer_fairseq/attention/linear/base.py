@@ -19,7 +19,6 @@ from ..mechanism import Inputs, Mechanism, State, folded, shown, unfolded, witho
 from ..ops import dispatch, linear, recurrent, scan
 from ..ops.precision import accumulated, in_float32, right_angle, without_autocast
 from ..ops.recurrent import Written
-from ..ops.segments import Saved
 from ..options import Option
 from ..tokens import TokenInfo
 
@@ -206,11 +205,7 @@ class LinearMechanism(Mechanism):
     def read(self, state: State, q: Tensor, query: TokenInfo) -> Tensor:
         if isinstance(state, SeparateState):
             return self.read_shared(state, q, query, 1)
-        kv = _kv(state)
-        x = Inputs(q, q[:, :, :0], kv[:, :, :0, :-1], query, query.narrow(0, 0), None)
-        if q.shape[2] > 1 and (done := self._by_kernel(state, x)) is not None:
-            return done[0]
-        return linear.normalize(_read(kv, self._queries(q, query)), self.normalizer_floor)
+        return linear.normalize(_read(_kv(state), self._queries(q, query)), self.normalizer_floor)
 
     def read_shared(self, state: State, q: Tensor, query: TokenInfo, shared: int) -> Tensor:
         if not isinstance(state, SeparateState):
@@ -244,49 +239,33 @@ class LinearMechanism(Mechanism):
     def write_loop(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> SeparateState:
         return SeparateState.of_joined(self.write(state.of(SeparateState).joined(), k, v, key))
 
-    def _segment(self, state: State, x: Inputs, saved: Saved | None = None) -> tuple[Tensor | None, LinearState]:
+    def _segment(self, state: State, x: Inputs) -> tuple[Tensor | None, LinearState]:
         q, k, v, query, key, mask = x
         if (done := self._by_kernel(state, x)) is not None:
             return done
         kv = _kv(state)
-        if saved is None and mask is not None and q.shape[2] and k.shape[2] and self._few_pairs(x):
+        if mask is not None and q.shape[2] and k.shape[2] and self._few_pairs(x):
             return self._by_pairs(kv, x)
-        with without_autocast(q.device), linear.only_gradients(saved):
+        with without_autocast(q.device):
             fk = self._keys(k, key)
             if not q.shape[2]:
                 return None, LinearState(_added(kv, fk, v))
-            sums, kv = _sums(kv, self._queries(q, query), fk, v, mask)
-            return linear.normalize(sums, self.normalizer_floor, v.dtype, saved=saved), LinearState(kv)
+            fq = self._queries(q, query)
+            mapped = x._replace(q=fq.expanded(), k=fk.expanded())
+            if fq.norm is None and scan_runs(state, mapped):  # maps that are not described
+                return scanned(state, mapped, scan.IDENTITY, self.normalizer_floor)
+            sums, kv = _sums(kv, fq, fk, v, mask)
+            return linear.normalize(sums, self.normalizer_floor, v.dtype), LinearState(kv)
 
     def _whole(self, x: Inputs) -> Tensor | None:
-        done = self._by_description(None, without_unseen(x))
+        done = self._by_kernel(None, without_unseen(x))
         return None if done is None else done[0]
 
-    def _by_description(self, state: State | None, x: Inputs) -> tuple[Tensor, Tensor] | None:
-        """`_by_kernel` from vectors before they are mapped: a state of None is empty."""
+    def _by_kernel(self, state: State | None, x: Inputs) -> tuple[Tensor, LinearState] | None:
+        """`_segment` by the kernel in C, which maps the vectors itself; None: it does not. A state of None is empty."""
         described = self.kernel()
-        return None if described is None else scan_described(described, state, x)
-
-    def _by_kernel(self, state: State, x: Inputs) -> tuple[Tensor, LinearState] | None:
-        """`_segment` by the kernel in C; None if it does not run here."""
-        q, k, v, query, key, mask = x
-        if (done := self._by_description(state, x)) is not None:
-            return done[0], LinearState(done[1])
-        kv, v = _kv(state), accumulated(v)
-        if not scan.runs(accumulated(q), accumulated(k), v, kv):
-            return None
-        floor = self.normalizer_floor
-        with without_autocast(q.device):
-            fq, fk = self._queries(q, query), self._keys(k, key)
-            if fq.norm is None or fk.norm is None:
-                out, kv = scan.scan(fq.expanded(), fk.expanded(), v, mask, floor=floor, keep=key.keep, first=kv)
-            else:
-                sums, sums_kv = scan.scan(fq.x, fk.x, v, mask, keep=key.keep, first=kv[..., :-1])
-                ones = v.new_ones(*v.shape[:3], 1)
-                totals, totals_kv = scan.scan(fq.norm, fk.norm, ones, mask, keep=key.keep, first=kv[..., -1:])
-                out = linear.normalize(torch.cat([sums, totals], -1), floor)
-                kv = torch.cat([sums_kv, totals_kv], -1)
-        return out.to(x.v.dtype), LinearState(kv)
+        features = None if described is None or not scan_runs(state, x) else scan_map(described, x)
+        return None if features is None else scanned(state, x, features, self.normalizer_floor)
 
     def _by_pairs(self, kv: Tensor, x: Inputs) -> tuple[Tensor, LinearState]:
         """`scan`, but comparing all pairs of these queries and keys."""
@@ -324,33 +303,35 @@ def still_described(kind: Any, by: str, *methods: str) -> bool:
     return first <= min(others)
 
 
-def scan_described(
-    kernel: LinearKernel, state: State | None, x: Inputs, decay: Tensor | None = None
-) -> tuple[Tensor, Tensor] | None:
-    """Weighted means (B, H, T, E) and K^T [V, 1] after a state (None: an empty one), by the kernel in C.
+def scan_runs(state: State | None, x: Inputs) -> bool:
+    """Whether the kernel for whole sequences is there and can read these inputs and the state; None: an empty one."""
+    return scan.runs(*map(accumulated, x[:3]), *([] if state is None else [_kv(state)]))
 
-    `decay` are log-decays, (B, H, S, 1), 0 at padding. None if the kernel does not run here, or does not know the map.
-    """
-    q, k, v, query, key, mask = x
-    first = None if state is None else _kv(state)
-    q, k, v = map(accumulated, (q, k, v))
-    one_layer = any(not network.hidden for network in kernel.networks)
-    if kernel.rotation is not None or one_layer or not scan.runs(q, k, v, *([] if first is None else [first])):
+
+def scan_map(kernel: LinearKernel, x: Inputs) -> scan.Map | None:
+    """How the kernel for whole sequences maps these tokens as described; None if it does not know the map."""
+    if kernel.rotation is not None or any(not network.hidden for network in kernel.networks):
         return None
     features = scan.Map(kernel.activation)
-    with without_autocast(q.device):
-        if kernel.proportion is not None:
-            query_turns, key_turns = (
-                _turns(kernel.proportion(side.positions, side.lengths).to(q.dtype)) for side in (query, key)
-            )
-            features = features._replace(turns=(query_turns, key_turns))
-        elif kernel.networks:
-            queries, keys = kernel.networks
-            features = features._replace(
-                networks=(queries.packed(), keys.packed()), hidden=queries.hidden, raw=kernel.raw
-            )
-        out, last = scan.scan(q, k, v, mask, features, floor=kernel.floor, decay=decay, keep=key.keep, first=first)
-    return out.to(x.v.dtype), last
+    if kernel.proportion is not None:
+        sides = (kernel.proportion(side.positions, side.lengths) for side in (x.query, x.key))
+        query_turns, key_turns = (_turns(side.to(accumulated(x.q).dtype)) for side in sides)
+        return features._replace(turns=(query_turns, key_turns))
+    if kernel.networks:
+        queries, keys = kernel.networks
+        networks = queries.packed(), keys.packed()
+        return features._replace(networks=networks, hidden=queries.hidden, raw=kernel.raw)
+    return features
+
+
+def scanned(
+    state: State | None, x: Inputs, features: scan.Map, floor: float | None = None, **gates: Tensor | None
+) -> tuple[Tensor, LinearState]:
+    """What queries read (B, H, T, E), and the last state, by the kernel for whole sequences; see `ops.scan`."""
+    q, k, v = map(accumulated, x[:3])
+    first = None if state is None else _kv(state)
+    out, last = scan.scan(q, k, v, x.mask, features, floor=floor, keep=x.key.keep, first=first, **gates)
+    return out if floor is None else out.to(x.v.dtype), LinearState(last)
 
 
 def _turns(proportions: Tensor) -> Tensor:
@@ -386,9 +367,8 @@ def _sums(kv: Tensor, fq: Features, fk: Features, v: Tensor, mask: Mask) -> tupl
         return _read(kv, fq), kv
 
     def run(q: Tensor, k: Tensor, v: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-        if isinstance(mask, ChunkMask):
-            return linear.chunked_sums(q, k, v, first, mask, dispatch.bounds(v.device).chunk_tokens)
-        return linear.prefix_sums(q, k, v, first, mask, dispatch.chunk_of(v.device, mask.ratio))
+        ratio = 1 if isinstance(mask, ChunkMask) else mask.ratio
+        return recurrent.sums(q, Written(k, v), first, mask, dispatch.chunk_of(v.device, ratio))
 
     if fq.norm is None or fk.norm is None:
         return run(fq.expanded(), fk.expanded(), linear.append_ones(v), kv)
@@ -416,7 +396,7 @@ def _added(kv: Tensor, fk: Features, v: Tensor) -> Tensor:
         kv[..., -1:].add_((k if fk.norm is None else fk.norm).mT)
         return kv
     if fk.norm is None:
-        new = linear.state_of(k, linear.append_ones(v), last=True)
+        new = linear.state_of(k, linear.append_ones(v))
     else:
-        new = torch.cat([linear.state_of(k, v, last=True), fk.norm.sum(-2).unsqueeze(-1)], -1)
+        new = torch.cat([linear.state_of(k, v), fk.norm.sum(-2).unsqueeze(-1)], -1)
     return kv + new if torch.is_grad_enabled() else kv.add_(new)

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from ...support.errors import LeapformerError
 from ..kernels import LinearKernel
+from ..layers import ProportionNetwork
 from ..ops import dispatch
 from ..options import Option
 from ..registry import register
 from ..tokens import TokenInfo
 from .base import NORMALIZER_FLOOR, Features, LinearMechanism
-from .reweighting import CosReweighted, ProportionNetwork
+from .reweighting import CosReweighted
 
 
 @register(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ContextDecorator, contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...support.errors import LeapformerError
-from ..masks import ChunkMask, Mask, seen
-from .segments import Plan, Segment, cut
+from ..masks import Mask
 
 VARIABLE = "LEAPFORMER_DISPATCH"
 
@@ -45,15 +44,14 @@ class Bounds:
     Segments:
     segment_tokens:   tokens of a segment that the backward pass runs again.
     segment_slot_tokens: the same for memories of slots.
-    kept_segment:     tokens of a segment whose intermediates are saved: its tensors should fit the caches.
     least_segment:    fewest tokens of a segment, of one head (T + S). In shorter segments the states before them would
                       take more memory than their tokens.
 
     Chunks inside a segment:
-    chunk:            queries of a chunk under a causal mask (recurrent mechanisms: their `block_queries` instead).
+    chunk:            queries of a chunk under a causal mask (recurrent mechanisms: their `block_queries` instead). In
+                      streaming encoders shorter chunks are compared pair by pair, several at once up to this many
+                      queries, and a longer one is summed in a state.
     chunk_keys:       keys of a chunk under a wait-k mask that shows several more keys to each query.
-    chunk_tokens:     streaming encoders: chunks are compared pair by pair, several at once up to this many queries; a
-                      longer chunk is summed in a state.
     states_in_turn:   states between up to this many chunks are computed one after another, those between more chunks in
                       groups: more arithmetic in fewer calls, which suits a GPU. Cumulative sums of more than
                       chunk * states_in_turn tokens are computed in parts, too.
@@ -71,11 +69,9 @@ class Bounds:
     kept_slot_tokens: int = 8192
     segment_tokens: int = 8192
     segment_slot_tokens: int = 16_384
-    kept_segment: int = 32_768
     least_segment: int = 256
     chunk: int = 64
     chunk_keys: int = 128
-    chunk_tokens: int = 64
     states_in_turn: int = 10**9
     window: int = 64
     kernels: bool = True
@@ -92,7 +88,6 @@ BOUNDS: dict[str, Bounds] = {
         kept_slot_tokens=1_000_000,
         segment_tokens=1_000_000,
         segment_slot_tokens=1_000_000,
-        kept_segment=1_000_000,
         states_in_turn=8,
         window=256,
         source="measured on an H100, head dimension 64",
@@ -124,6 +119,11 @@ def override(**changes: Any) -> Iterator[None]:
         _overrides.update(before)
 
 
+def as_now() -> ContextDecorator:
+    """Decorator of a function that runs later, or again: with the bounds that are replaced now."""
+    return override(**_overrides)
+
+
 def _from_environment(text: str) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
@@ -152,28 +152,6 @@ def states_in_turn(device: torch.device) -> int:
     """The most states that are computed one after another, and not in groups. A graph contains each of them."""
     limit = bounds(device).states_in_turn
     return min(limit, IN_GRAPH) if is_traced() else limit
-
-
-def segments_of(q: Tensor, k: Tensor, mask: Mask, kept_tokens: float, size: int) -> Plan:
-    """How to cut q (B, H, T, D) and k (B, H, S, D) into segments.
-
-    Up to `kept_tokens` tokens over heads and batch, all intermediates are saved for the backward pass. Longer inputs
-    are cut into segments of about `size` tokens of each sequence, which the backward pass runs again.
-    """
-    queries, keys, limits = q.shape[2], k.shape[2], bounds(q.device)
-    tokens = q.shape[0] * q.shape[1] * (queries + keys)
-    # In a graph autograd is traced, too, and its compiler chooses what to save.
-    again = tokens > kept_tokens and not is_traced()
-    if not again and (mask is None or tokens <= limits.kept_segment):
-        return Plan([Segment(0, queries, 0, seen(mask, queries, keys), mask)], again=False)
-    size = size if again else segment_size(q, limits.kept_segment)
-    unit = mask.tokens if isinstance(mask, ChunkMask) else chunk_of(q.device, mask.ratio if mask else 1)
-    return Plan(cut(mask, queries, keys, size, unit), again)
-
-
-def segment_size(q: Tensor, segment_tokens: int) -> int:
-    """Tokens of each sequence of q (B, H, T, D) in a segment of `segment_tokens` tokens over heads and batch."""
-    return max(bounds(q.device).least_segment, segment_tokens // max(1, q.shape[0] * q.shape[1]))
 
 
 def is_traced() -> bool:

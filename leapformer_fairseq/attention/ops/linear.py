@@ -11,9 +11,6 @@ of C queries and C * ratio keys.
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -23,28 +20,7 @@ from torch import Tensor
 from ..masks import ChunkMask, PrefixMask
 from . import dispatch
 from .precision import without_autocast
-from .segments import Saved, first_order
-
-
-class _Replay(threading.local):
-    def __init__(self) -> None:  # not a default of the class: the compiler guards what an instance has
-        self.active = False
-
-
-_replay = _Replay()
-
-
-@contextmanager
-def only_gradients(saved: Saved | None) -> Iterator[None]:
-    """Inside the `with` block, if `saved` is filled, sums in this thread are zeros whose gradients are exact.
-
-    Their values are not needed, since the output computed from them was saved.
-    """
-    previous, _replay.active = _replay.active, saved is not None and saved.filled
-    try:
-        yield
-    finally:
-        _replay.active = previous
+from .segments import first_order
 
 
 def append_ones(v: Tensor) -> Tensor:
@@ -52,33 +28,15 @@ def append_ones(v: Tensor) -> Tensor:
     return torch.cat([v, v.new_ones(*v.shape[:-1], 1)], -1)
 
 
-def normalize(
-    sums: Tensor,
-    floor: float,
-    dtype: torch.dtype | None = None,
-    scale: Tensor | None = None,
-    saved: Saved | None = None,
-) -> Tensor:
+def normalize(sums: Tensor, floor: float, dtype: torch.dtype | None = None, scale: Tensor | None = None) -> Tensor:
     """Divide sums (.., T, E + 1) by their last column, clamped from below by `floor`.
 
     A query that matches no key gives 0, never NaN. `scale`, (.., T, 1), is a positive factor that the sums of each
-    query still lack; it cancels except in the clamp. The result is rounded to `dtype`. If `saved` is filled, its
-    contents replace the values of the sums; otherwise it is filled here.
+    query still lack; it cancels except in the clamp. The result is rounded to `dtype`.
 
-    Like everything here except `scores`, this has no second derivatives; a reference uses plain operators.
+    This and `gained_sums` have no second derivatives; a reference uses plain operators.
     """
-    least: float | Tensor = floor if scale is None else floor / scale
-    if saved is not None and saved.normalizer is not None:
-        norm = saved.normalizer if scale is None else saved.normalizer / scale.detach()
-        out = _Normalize.apply(sums, least, saved.output, norm)
-    else:
-        out = _Normalize.apply(sums, least, None, None)
-        if saved is not None:
-            norm = sums[..., -1:].detach()
-            # Cloned, because a slice would keep all sums in memory. With the scale applied, because blocks, and with
-            # them the scale, may differ when the segment runs again.
-            saved.normalizer = norm.clone() if scale is None else norm * scale.detach()
-            saved.output = None if dtype in (None, out.dtype) else out.detach()
+    out: Tensor = _Normalize.apply(sums, floor if scale is None else floor / scale)
     return out if dtype is None else out.to(dtype)
 
 
@@ -92,20 +50,17 @@ def by_head(x: Tensor, weight: Tensor) -> Tensor:
 
 def scores(q: Tensor, k: Tensor) -> Tensor:
     """Scores of all pairs of queries and keys, q k^T, (.., T, S)."""
-    return _Scores.apply(q, k) if torch.is_grad_enabled() and not dispatch.is_traced() else q @ k.mT
+    return _product(q, k, "a b^T")
 
 
-def state_of(k: Tensor, v: Tensor, last: bool = False) -> Tensor:
-    """K^T V, (.., F, M): all that is needed of keys (.., S, F) and values (.., S, M) by queries that see all of them.
-
-    `last`: no query of this segment reads it, so that it may be a placeholder (`only_gradients`).
-    """
-    return _Product.apply(k, v, True, last) if torch.is_grad_enabled() else k.mT @ v
+def state_of(k: Tensor, v: Tensor) -> Tensor:
+    """K^T V, (.., F, M): all that queries that see all of these keys (.., S, F) and values (.., S, M) need of them."""
+    return _product(k, v, "a^T b")
 
 
 def read_state(q: Tensor, state: Tensor) -> Tensor:
     """Sums (.., T, M) that queries (.., T, F) read from a state (.., F, M)."""
-    return _Product.apply(q, state, False, True) if torch.is_grad_enabled() else q @ state
+    return _product(q, state, "a b")
 
 
 def states(transition: Tensor | None, added: Tensor, first: Tensor, backward: bool = False) -> tuple[Tensor, Tensor]:
@@ -225,26 +180,7 @@ def gained_sums(
     return sums.reshape(*lead, *sums.shape[1:]), after.reshape(*lead, *after.shape[1:])
 
 
-def prefix_sums(q: Tensor, k: Tensor, v: Tensor, first: Tensor, mask: PrefixMask, chunk: int) -> tuple[Tensor, Tensor]:
-    """Sums (.., T, M) over the state `first` and the keys that `mask` shows; the state after all keys.
-
-    First come the keys that every query sees, then queries that each see more keys (`gained_sums`), then those that see
-    no more.
-    """
-    queries, keys = q.shape[-2], k.shape[-2]
-    shared, growing = min(mask.shared, keys), mask.growing(queries, keys)
-    (k_shared, k), (v_shared, v), (q, q_late) = _apart(k, shared), _apart(v, shared), _apart(q, growing)
-    state = first + state_of(k_shared, v_shared) if shared else first
-    sums = []
-    if growing:
-        gained, state = gained_sums(q, k, v, state, mask.ratio, chunk)
-        sums.append(gained)
-    if growing < queries or not sums:
-        sums.append(read_state(q_late, state))
-    return sums[0] if len(sums) == 1 else torch.cat(sums, -2), state
-
-
-def _apart(x: Tensor, at: int) -> tuple[Tensor, Tensor]:
+def apart(x: Tensor, at: int) -> tuple[Tensor, Tensor]:
     """The tokens before `at`, and those from it on. A part that has all of them is x itself: no gradient is copied."""
     if at in (0, x.shape[-2]):
         return (x, x[..., :0, :]) if at else (x[..., :0, :], x)
@@ -272,7 +208,7 @@ def chunked_sums(q: Tensor, k: Tensor, v: Tensor, first: Tensor, mask: ChunkMask
         pairs = scores(q, k) * mask.mask(together, together, q.device)
         sums = q @ before + pairs @ v
     sums = sums.reshape(len(first), -1, v.shape[-1])[:, :count]
-    return sums.unflatten(0, lead), totals[:, -1].unflatten(0, lead)
+    return sums.reshape(*lead, *sums.shape[1:]), totals[:, -1].reshape(*lead, *totals.shape[2:])
 
 
 class _Chunks(NamedTuple):
@@ -353,7 +289,7 @@ class _GainedSums(torch.autograd.Function):
         *tensors, queries, keys = chunks = _Chunks.cut(q, k, v, first, decay_after, ratio, chunk)
         ctx.save_for_backward(*tensors)
         ctx.counts = queries, keys
-        return _placeholder(q, v) if _replay.active else chunks.sums(), chunks.after
+        return chunks.sums(), chunks.after
 
     @staticmethod
     @first_order
@@ -361,68 +297,53 @@ class _GainedSums(torch.autograd.Function):
         return *_Chunks(*saved, *ctx.counts).gradients(grad, grad_after), None, None
 
 
+def _product(a: Tensor, b: Tensor, kind: str) -> Tensor:
+    """a b, a^T b or a b^T, as `kind` says."""
+    if torch.is_grad_enabled() and not dispatch.is_traced():
+        return _Product.apply(a, b, kind)
+    return _Product.forward(a, b, kind)
+
+
 class _Product(torch.autograd.Function):
-    """a @ b, or a^T @ b if `transposed`. The gradients have the memory layout of a and b, which autograd's would not.
+    """`_product`, whose gradients have the memory layout of a and b, which autograd's would not.
 
-    `last`: the values may be a placeholder (`only_gradients`).
+    They can be differentiated again.
     """
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, transposed: bool, last: bool) -> Tensor:
-        ctx.save_for_backward(a, b)
-        ctx.transposed = transposed
-        a = a.mT if transposed else a
-        return _placeholder(a, b) if last and _replay.active else a @ b
-
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        a, b = saved
-        if ctx.transposed:
-            return b @ grad.mT, a @ grad, None, None
-        return grad @ b.mT, a.mT @ grad, None, None
-
-
-class _Scores(torch.autograd.Function):
-    """q k^T. The gradients have the memory layout of q and k, and can themselves be differentiated."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(q: Tensor, k: Tensor) -> Tensor:
-        return q @ k.mT
+    def forward(a: Tensor, b: Tensor, kind: str) -> Tensor:
+        return (a.mT if kind == "a^T b" else a) @ (b.mT if kind == "a b^T" else b)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
+        *tensors, ctx.kind = inputs
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        q, k = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        a, b = ctx.saved_tensors
         with without_autocast(grad.device):
-            return grad @ k, grad.mT @ q
+            if ctx.kind == "a^T b":
+                return b @ grad.mT, a @ grad, None
+            return (grad @ b, grad.mT @ a, None) if ctx.kind == "a b^T" else (grad @ b.mT, a.mT @ grad, None)
 
 
 class _Normalize(torch.autograd.Function):
-    """The quotient of `normalize`. Its backward pass takes two passes over the output, autograd's six.
-
-    `out` and `norm`, if given, are the quotient and the divisor saved before; the values of `sums` are not read then.
-    """
+    """The quotient of `normalize`. Its backward pass takes two passes over the output, autograd's six."""
 
     @staticmethod
-    def forward(ctx: Any, sums: Tensor, floor: float | Tensor, out: Tensor | None, norm: Tensor | None) -> Tensor:
-        if out is None or norm is None:
-            norm = sums[..., -1:]
-            out = sums[..., :-1] / norm.clamp_min(floor)
-        else:
-            out = out.view_as(out)
+    def forward(ctx: Any, sums: Tensor, floor: float | Tensor) -> Tensor:
+        norm = sums[..., -1:].clone()  # a slice would keep all sums in memory
+        out = sums[..., :-1] / norm.clamp_min(floor)
         ctx.save_for_backward(out, norm, *([floor] if isinstance(floor, Tensor) else []))
         ctx.floor = floor if isinstance(floor, float) else None
         return out
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
         out, norm, *floors = saved
         floor = floors[0] if floors else ctx.floor
         sums = None if dispatch.is_traced() else grad.new_empty(*grad.shape[:-1], grad.shape[-1] + 1)
@@ -432,12 +353,7 @@ class _Normalize(torch.autograd.Function):
             sums = torch.cat([numerator, to_divisor * above], -1)
         else:
             sums[..., -1:] = to_divisor * above
-        return sums, to_divisor * ~above if ctx.needs_input_grad[1] else None, None, None
-
-
-def _placeholder(q: Tensor, v: Tensor) -> Tensor:
-    """Zeros of the shape of q @ v, (.., T, M), that take no memory."""
-    return q.new_zeros(()).expand(*q.shape[:-1], v.shape[-1])
+        return sums, to_divisor * ~above if ctx.needs_input_grad[1] else None
 
 
 def _cut(tokens: Tensor, size: int) -> Tensor:

@@ -71,9 +71,9 @@ class Written(NamedTuple):
         decay, strength = (None if x is None else x.where(keep, 0) for x in self[2:])
         return self._replace(decay=decay, strength=strength)
 
-    def narrow(self, start: int, stop: int) -> Written:
-        """Keys `start` to `stop`."""
-        return self.each(lambda x: x[..., start:stop, :])
+    def apart(self, at: int) -> tuple[Written, Written]:
+        """The keys before `at`, and those from it on."""
+        return self.each(lambda x: linear.apart(x, at)[0]), self.each(lambda x: linear.apart(x, at)[1])
 
     def each(self, function: Callable[[Tensor], Tensor]) -> Written:
         """Apply a function to every tensor."""
@@ -159,13 +159,7 @@ def one_block(q: Tensor, keys: Written, mask: Mask) -> Tensor:
     scores = _scores(q, keys.k, total, visible(mask, q.shape[-2], keys.k.shape[-2], q.device))
     if keys.strength is None:
         return read_state(scores, keys.v)
-    return delta_block(scores, keys.v, _system(keys.k, total), keys.strength)
-
-
-def by_kernel(q: Tensor, keys: Written, *states: Tensor) -> bool:
-    """Whether the kernel in C computes these sums: it knows one decay per token and head, not one per feature."""
-    one = keys.decay is None or keys.decay.shape[-1] == 1
-    return one and q.dim() == 4 and runs(q, keys.k, keys.v, *states)
+    return read_state(scores, inverse(_system(keys.k, total), keys.strength) @ keys.v)
 
 
 def scaled_sums(
@@ -175,32 +169,34 @@ def scaled_sums(
 
     The factor cancels in the division by the normalizer; not to apply it saves passes over the sums.
     """
-    if by_kernel(q, keys, first):
+    one_decay = keys.decay is None or keys.decay.shape[-1] == 1  # the kernel knows none for each feature
+    if one_decay and q.dim() == 4 and runs(q, keys.k, keys.v, first):
         out, after = scan(q, keys.k, keys.v, mask, decay=keys.decay, strength=keys.strength, first=first)
         return out, None, after
+    plain = keys.decay is None and keys.strength is None
     if isinstance(mask, ChunkMask):
-        out, after = _in_chunks(q, keys, first, mask, block)
+        chunked = linear.chunked_sums(q, keys.k, keys.v, first, mask, block) if plain else None
+        out, after = chunked or _in_chunks(q, keys, first, mask, block)
         return out, None, after
     queries, count = q.shape[-2], keys.k.shape[-2]
     shared = count if mask is None else min(mask.shared, count)
     growing = 0 if mask is None else mask.growing(queries, count)
-    state, outputs, scales = first, [], []
-    if shared:
+    state, outputs, scale = first, [], None
+    earlier, keys = keys.apart(shared)
+    q, late = linear.apart(q, growing)
+    if shared and plain:
+        state = first + state_of(earlier.k, earlier.v)
+    elif shared:
         no_queries = q.new_zeros(0, dtype=torch.long)
-        state = _blocks(q[..., :0, :], keys.narrow(0, shared), state, no_queries, min(block, shared))[1]
+        state = _blocks(q[..., :0, :], earlier, state, no_queries, min(block, shared))[1]
     if growing:
         assert mask is not None
-        later = keys.narrow(shared, count)
-        gained, scale, state = _gained(q[..., :growing, :], later, state, mask.ratio, min(block, growing))
-        outputs, scales = [gained], [scale]
+        gained, scale, state = _gained(q, keys, state, mask.ratio, min(block, growing))
+        outputs.append(gained)
     if growing < queries or not outputs:
-        outputs.append(read_state(q[..., growing:, :], state))
-        scales.append(None)
-    if len(outputs) == 1:
-        return outputs[0], scales[0], state
-    if scales[0] is None:
-        return torch.cat(outputs, -2), None, state
-    return torch.cat(outputs, -2), F.pad(scales[0], (0, 0, 0, queries - growing), value=1), state
+        outputs.append(read_state(late, state))
+        scale = None if scale is None else F.pad(scale, (0, 0, 0, queries - growing), value=1)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -2), scale, state
 
 
 def _gained(q: Tensor, keys: Written, first: Tensor, ratio: int, block: int) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -429,11 +425,6 @@ def inverse(system: Tensor, strength: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(system * strength, diagonal, upper=False, unitriangular=True)
 
 
-def delta_block(scores: Tensor, v: Tensor, system: Tensor, strength: Tensor) -> Tensor:
-    """O (.., R, X) of one block after an empty state: P (.., R, C), V (.., C, X), A (.., C, C), b (.., C, 1)."""
-    return _DeltaBlock.apply(scores, v, system, strength)
-
-
 def delta_sums(blocks: Blocks, first: Tensor, decay_last: bool = False) -> tuple[Tensor, Tensor]:
     """O (N, R, X), and the state (G, F, X) after all blocks, starting from the state `first` (G, F, X).
 
@@ -493,23 +484,6 @@ class _DeltaSums(torch.autograd.Function):
             decay=to_decay,
         )
         return to_first, None, *grads
-
-
-class _DeltaBlock(torch.autograd.Function):
-    """`delta_block` with a backward pass that reuses the inverse."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, v: Tensor, system: Tensor, strength: Tensor) -> Tensor:
-        solved = inverse(system, strength)
-        update = solved @ v
-        ctx.save_for_backward(scores, strength, solved, update)
-        return scores @ update
-
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, saved: Any, grad: Tensor) -> tuple[Tensor, ...]:
-        scores, strength, solved, update = saved
-        return grad @ update.mT, *_solution_gradients(solved, scores.mT @ grad, update, strength)
 
 
 def _solution_gradients(

@@ -15,13 +15,20 @@ from torch import Tensor
 
 from ...support.errors import LeapformerError
 from ..capabilities import ENCODER_SELF
-from ..linear.base import NORMALIZER_FLOOR, LinearState, SeparateState, check_count, check_shape
+from ..linear.base import (
+    NORMALIZER_FLOOR,
+    LinearState,
+    SeparateState,
+    check_count,
+    check_shape,
+    scan_runs,
+    scanned,
+)
 from ..masks import CAUSAL, ChunkMask, Mask, PrefixMask, visible, with_state
 from ..mechanism import Inputs, Mechanism, State, shown, without_unseen
 from ..ops import dispatch, linear, recurrent, scan
 from ..ops.precision import accumulated, in_float32, without_autocast
 from ..ops.recurrent import Written
-from ..ops.segments import Saved
 from ..ops.unit import unit
 from ..tokens import TokenInfo
 
@@ -62,6 +69,21 @@ class RecurrentMechanism(Mechanism):
     @abstractmethod
     def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
         """What keys (B, H, S, D) and values (B, H, S, E) write. The caller masks padding."""
+
+    def scan_map(self, x: Inputs) -> scan.Map | None:
+        """How the kernel for whole sequences maps queries and keys; None: in PyTorch, by `queries` and `written`.
+
+        With a map, `log_decay` and `strengths` are what else `written` gives.
+        """
+        return None
+
+    def log_decay(self, k: Tensor, tokens: TokenInfo) -> Tensor | None:
+        """Log-decays (B, H, S, 1 or F) for keys (B, H, S, D); None: nothing is forgotten."""
+        return None
+
+    def strengths(self, k: Tensor, tokens: TokenInfo) -> Tensor | None:
+        """Strengths of the delta rule (B, H, S, 1), in the precision of k; None: values are added."""
+        return None
 
     def gated(self, out: Tensor, q: Tensor, tokens: TokenInfo) -> Tensor:
         """The output (B, H, T, E), given weighted means or sums scaled to unit RMS: an output gate goes here."""
@@ -135,30 +157,21 @@ class RecurrentMechanism(Mechanism):
             return state.followed(keys, keys.k, self.normalizer_floor)[1]
 
     # ------------------------------------------------------------------------------------------------ whole sequences
-    def _segment(self, state: State, x: Inputs, saved: Saved | None = None) -> tuple[Tensor, LinearState]:
+    def _segment(self, state: State, x: Inputs) -> tuple[Tensor, LinearState]:
         """Weighted means, or sums scaled to unit RMS, and the state after the segment."""
-        if (done := self._by_description(state, x)) is not None:
-            return done[0], LinearState(done[1])
-        with without_autocast(x.q.device), linear.only_gradients(saved if self.averages else None):
-            sums, scale, after = self._scaled_sums(state, x)
+        if (done := self._by_kernel(state, x)) is not None:
+            return done
         with without_autocast(x.q.device):
-            return self._normalized(sums, scale, x.v.dtype, saved), after
+            kv = state.of(LinearState).kv
+            sums, scale, kv = recurrent.scaled_sums(*self._sides(x), kv, x.mask, self._block(x))
+            return self._normalized(sums, scale, x.v.dtype), LinearState(kv)
 
-    def _sums(
-        self, state: State, x: Inputs, saved: Saved | None = None, backward: bool = False
-    ) -> tuple[Tensor, LinearState]:
+    def _sums(self, state: State, x: Inputs, backward: bool = False) -> tuple[Tensor, LinearState]:
         """The sums that queries read, and the state after the segment."""
         with without_autocast(x.q.device):
-            sums, scale, after = self._scaled_sums(state, x, backward)
-            return sums if scale is None else sums * scale, after
-
-    def _scaled_sums(
-        self, state: State, x: Inputs, backward: bool = False
-    ) -> tuple[Tensor, Tensor | None, LinearState]:
-        """`_sums` without the factor of each query, the second result; None means 1 (see `ops.recurrent`)."""
-        queries, keys = self._sides(x, backward)
-        sums, scale, kv = recurrent.scaled_sums(queries, keys, state.of(LinearState).kv, x.mask, self._block(x))
-        return sums, scale, LinearState(kv)
+            kv = state.of(LinearState).kv
+            sums, kv = recurrent.sums(*self._sides(x, backward), kv, x.mask, self._block(x))
+            return sums, LinearState(kv)
 
     def _sides(self, x: Inputs, backward: bool = False) -> tuple[Tensor, Written]:
         """Features of queries, and what keys write; `backward`: for a scan from the last token to the first."""
@@ -166,15 +179,22 @@ class RecurrentMechanism(Mechanism):
         return self._queries(x.q, x.query), keys.before_decay() if backward else keys
 
     def _whole(self, x: Inputs) -> Tensor | None:
-        done = None if self._both_ways(x.mask) else self._by_description(None, without_unseen(x))
+        done = None if self._both_ways(x.mask) else self._by_kernel(None, without_unseen(x))
         return None if done is None else self._output(done[0], x)
 
-    def _by_description(self, state: State | None, x: Inputs) -> tuple[Tensor, Tensor] | None:
-        """Weighted means and the last state by the kernel in C, from vectors before they are mapped; None: not so.
-
-        A state of None is empty.
-        """
-        return None
+    def _by_kernel(self, state: State | None, x: Inputs) -> tuple[Tensor, LinearState] | None:
+        """`_segment` by the kernel in C, which maps the vectors itself; None: it does not. A state of None is empty."""
+        with without_autocast(x.q.device):
+            if not scan_runs(state, x) or (features := self.scan_map(x)) is None:
+                return None
+            k, v = map(accumulated, x[1:3])
+            keys = Written(k, v, self.log_decay(k, x.key), self.strengths(k, x.key))
+            if keys.decay is not None and keys.decay.shape[-1] != 1:  # the kernel knows one decay per head
+                return None
+            decay, strength = (keys if x.key.keep is None else keys.quiet(x.key.keep[:, None, :, None]))[2:]
+            floor = self.normalizer_floor if self.averages else None
+            out, after = scanned(state, x, features, floor, decay=decay, strength=strength)
+            return out if self.averages else self._normalized(out), after
 
     def _in_segments(self, x: Inputs) -> Tensor:
         if self._both_ways(x.mask):
@@ -207,16 +227,10 @@ class RecurrentMechanism(Mechanism):
         with without_autocast(x.q.device):
             return self._output(self._normalized(sums), x)
 
-    def _normalized(
-        self,
-        sums: Tensor,
-        scale: Tensor | None = None,
-        dtype: torch.dtype | None = None,
-        saved: Saved | None = None,
-    ) -> Tensor:
+    def _normalized(self, sums: Tensor, scale: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Weighted means (`linear.normalize`), or sums scaled to unit RMS: neither grows with the number of keys."""
         if self.averages:
-            return linear.normalize(sums, self.normalizer_floor, dtype, scale, saved)
+            return linear.normalize(sums, self.normalizer_floor, dtype, scale)
         return unit(sums if scale is None else sums * scale, 1 / sums.shape[-1], SMALLEST)
 
     def _output(self, out: Tensor, x: Inputs) -> Tensor:
@@ -314,9 +328,6 @@ class RecurrentMechanism(Mechanism):
     def _limits(self, x: Inputs) -> tuple[float, int]:
         kept, size = super()._limits(x)
         return kept * KEPT_SOLUTIONS if self.replaces else kept, size
-
-    def _few_pairs(self, x: Inputs) -> bool:
-        return False  # `_is_one_block` is faster than the reference
 
     def _is_one_block(self, x: Inputs) -> bool:
         """Whether all pairs are compared, without any state."""

@@ -11,18 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..kernels import RecurrentKernel
-from ..layers import projected
-from ..linear.base import LinearState, still_described
-from ..mechanism import Inputs, State
-from ..ops import scan
-from ..ops.precision import accumulated, without_autocast
+from ..layers import by_heads, projected
+from ..linear.base import still_described
+from ..mechanism import Inputs
 from ..ops.recurrent import Written
+from ..ops.scan import Map
 from ..ops.unit import unit
 from ..options import Option
 from ..registry import register
 from ..tokens import TokenInfo
 from .convolution import SHORT_CONV, ConvolvedMechanism
-from .gates import GATE_INIT, Gate, by_heads
+from .gates import GATE_INIT, Gate
 from .normed import OUTPUT_GATE
 
 NEGATIVE = Option(
@@ -51,34 +50,15 @@ class DeltaRule(ConvolvedMechanism):
         return self._direction(q, self.head_dim)
 
     def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
-        return Written(self._direction(k), v, self.log_decay(k, tokens), self._strengths(k, tokens))
+        return Written(self._direction(k), v, self.log_decay(k, tokens), self.strengths(k, tokens))
 
-    def _strengths(self, k: Tensor, tokens: TokenInfo) -> Tensor:
-        """b, (B, H, S, 1), in the precision of k."""
+    def strengths(self, k: Tensor, tokens: TokenInfo) -> Tensor:
         strength = by_heads(projected(self.strength, tokens.required_inputs(k.dtype)), self.num_heads).sigmoid()
         return 2 * strength if self.chosen.delta_negative else strength
 
-    def _by_description(self, state: State | None, x: Inputs) -> tuple[Tensor, Tensor] | None:
-        q, k, v = map(accumulated, x[:3])
-        states = [] if state is None else [state.of(LinearState).kv]
-        changed = not still_described(type(self), "_strengths", "queries", "written", "_direction")
-        if self.convolution is not None or changed or not scan.runs(q, k, v, *states):
-            return None
-        with without_autocast(q.device):
-            keys = Written(k, v, self.log_decay(k, x.key), self._strengths(k, x.key))
-            keys = keys if x.key.keep is None else keys.quiet(x.key.keep[:, None, :, None])
-            if keys.decay is not None and keys.decay.shape[-1] != 1:
-                return None
-            first, features = states[0] if states else None, scan.Map("direction", query_scale=self.head_dim**-0.5)
-            decay, strength = keys.decay, keys.strength
-            sums, last = scan.scan(
-                q, k, v, x.mask, features, decay=decay, strength=strength, keep=x.key.keep, first=first
-            )
-            return self._normalized(sums), last
-
-    def log_decay(self, k: Tensor, tokens: TokenInfo) -> Tensor | None:
-        """Log-decays (B, H, S, 1 or D) for keys (B, H, S, D); None: nothing is forgotten."""
-        return None
+    def scan_map(self, x: Inputs) -> Map | None:
+        described = still_described(type(self), "strengths", "queries", "written", "_direction")
+        return Map("direction", query_scale=self.head_dim**-0.5) if described and self.convolution is None else None
 
     def recurrence(self) -> RecurrentKernel:
         weight = self.strength.weight

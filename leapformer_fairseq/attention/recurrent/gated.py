@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from ..capabilities import DECODER_CROSS, Capabilities
 from ..kernels import LinearKernel
-from ..linear.base import NORMALIZER_FLOOR, Features, checked_features, scan_described, still_described
+from ..linear.base import NORMALIZER_FLOOR, Features, checked_features, scan_map, still_described
 from ..linear.leap import LeaP, leap_features, leap_kernel, proportion_networks
 from ..linear.rfa import FEATURES, FLOOR, add_random_features, random_features
-from ..mechanism import Inputs, State
-from ..ops.precision import accumulated, without_autocast
+from ..mechanism import Inputs
 from ..ops.recurrent import Written
+from ..ops.scan import Map
 from ..options import Option
 from ..registry import register
 from ..tokens import TokenInfo
@@ -94,18 +94,18 @@ class ForgetGate(Averaging):
     def kernel(self) -> LinearKernel | None:
         return replace(self.feature_map(), gate=self.gate.affine()) if self._is_described() else None
 
-    def _by_description(self, state: State | None, x: Inputs) -> tuple[Tensor, Tensor] | None:
-        if self.weighs or not self._is_described():  # features times a factor of each token are beyond the kernel
-            return None
-        with without_autocast(x.q.device):
-            decay = F.logsigmoid(self.gate(accumulated(x.k), x.key))
-            if x.key.keep is not None:
-                decay = decay.where(x.key.keep[:, None, :, None], 0)
-            return scan_described(self.feature_map(), state, x, decay)
+    def scan_map(self, x: Inputs) -> Map | None:
+        # features times a factor of each token are beyond the kernel
+        return scan_map(self.feature_map(), x) if self._is_described() and not self.weighs else None
+
+    def log_decay(self, k: Tensor, tokens: TokenInfo) -> Tensor:
+        return F.logsigmoid(self.gate(k, tokens))
 
     def written(self, k: Tensor, v: Tensor, tokens: TokenInfo) -> Written:
-        x, gate = self.map_keys(k, tokens).expanded(), self.gate(k, tokens)
-        return Written(x * gate.sigmoid(), v) if self.weighs else Written(x, v, F.logsigmoid(gate))
+        x = self.map_keys(k, tokens).expanded()
+        return (
+            Written(x * self.gate(k, tokens).sigmoid(), v) if self.weighs else Written(x, v, self.log_decay(k, tokens))
+        )
 
 
 @register("gated-relu", NORMALIZER_FLOOR, GATE_ORDER)

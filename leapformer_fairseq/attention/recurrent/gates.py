@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...support.errors import LeapformerError
-from ..layers import projected
+from ..layers import by_heads, projected
 from ..options import Option
 from ..tokens import TokenInfo
 
@@ -58,11 +58,6 @@ class Gate(nn.Module):
         """Weight and bias of the logits as one product, for the decoding step."""
         weight = self.outer.weight if self.inner is None else self.outer.weight @ self.inner.weight
         return weight, self.outer.bias + self.begin
-
-
-def by_heads(x: Tensor, num_heads: int) -> Tensor:
-    """(B, S, H n) to (B, H, S, n)."""
-    return x.unflatten(2, (num_heads, -1)).transpose(1, 2)
 
 
 def logit(share: Tensor) -> Tensor:

@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from ..capabilities import Capabilities
 from ..kernels import RecurrentKernel
-from ..layers import projected
+from ..layers import by_heads, projected
 from ..ops.precision import accumulated
 from ..options import Option
 from ..tokens import TokenInfo
 from .base import RecurrentMechanism
-from .gates import by_heads
 
 OUTPUT_GATE = Option(
     "output_gate",

@@ -17,7 +17,7 @@ from ..options import Option
 from ..registry import register
 from .blocks import ATTENDED, SIZE, Blocked, top
 from .fitted import DIMENSIONS, FILE, Fitted, Projected
-from .pattern import COMMON, COUNTS, SEED, SELF_ONLY, Pattern, at_ends, near, positions, real_keys
+from .pattern import COMMON, SEED, SELF_ONLY, Pattern, at_ends, near, positions, real_keys
 
 
 @register("entmax-window", *COMMON)
@@ -25,7 +25,6 @@ class Window(Pattern):
     """Entmax over the pairs of `--sparse-window` and `--sparse-global` only (Treviso et al., 2022, section 5)."""
 
     capabilities = Capabilities(constant_state=False, append=False, prefixes=False, unsupported=SELF_ONLY)
-    grids = {"section5": ({},), "c2": ({},), "small": ({},)}
 
     def edges(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
         return torch.zeros_like(seen)
@@ -45,11 +44,6 @@ class Longformer(Pattern):
     capabilities = Capabilities(
         constant_state=False, append=False, incremental=False, prefixes=False, unsupported=SELF_ONLY
     )
-    grids = {
-        "section5": tuple({"longformer_globals": n} for n in COUNTS),
-        "c2": tuple({"longformer_globals": n} for n in (4, 8, 12, 16, 20)),
-        "small": tuple({"longformer_globals": n} for n in (4, 16)),
-    }
 
     def edges(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
         query, key = positions(seen)
@@ -74,11 +68,6 @@ class BigBird(Pattern):
     """
 
     capabilities = Capabilities(constant_state=False, append=False, prefixes=False, unsupported=SELF_ONLY)
-    grids = {
-        "section5": tuple({"bigbird_random": n} for n in COUNTS),
-        "c2": tuple({"bigbird_random": n} for n in COUNTS[:5]),
-        "small": tuple({"bigbird_random": n} for n in (4, 16)),
-    }
 
     def depends_on_later_tokens(self) -> bool:
         return self.block == ENCODER_SELF
@@ -118,12 +107,6 @@ class Reformer(Projected):
     """
 
     rotation: Tensor
-    grids = {
-        "section5": tuple({"reformer_buckets": b} for b in COUNTS),
-        "c2": tuple({"reformer_buckets": b} for b in (2, 4, 6, 8, 10, 12)),
-        "released": tuple({"reformer_buckets": b} for b in (2, 4, 6, 8, 10, 14, 18, 22, 26, 30)),
-        "small": tuple({"reformer_buckets": b} for b in (2, 4, 8)),
-    }
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
@@ -159,12 +142,6 @@ class Routing(Fitted):
 
     centroids: Tensor
     capabilities = replace(Fitted.capabilities, incremental=False, prefixes=False)
-    grids = {
-        "section5": tuple({"routing_centroids": c} for c in COUNTS),
-        "c2": tuple({"routing_centroids": c} for c in (2, 4, 6, 8, 10)),
-        "released": tuple({"routing_centroids": c} for c in (2, 4, 6, 8, 10, 12)),
-        "small": tuple({"routing_centroids": c} for c in (2, 4, 8)),
-    }
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)

@@ -9,9 +9,8 @@ Shapes: B batch, H heads, T queries, S keys.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +43,6 @@ NONCAUSAL = Option(
     "whole targets see the future",
 )
 COMMON = (ALPHA, WINDOW, GLOBAL, NONCAUSAL)
-COUNTS = (2, 4, 6, 8, 10, 12, 16, 20)  # of buckets, random keys and random global tokens in the grid of section 5
 SEES_FUTURE = (
     "an edge may depend on later tokens, so that training and scoring would see the future; take sparsefinder-distance "
     f"or -kmeans, or for analysis only {NONCAUSAL.flag}"
@@ -61,8 +59,6 @@ class Pattern(Entmax):
     """Base class of entmax attention with a sparsity pattern; a subclass implements `edges`."""
 
     capabilities = Capabilities(constant_state=False, append=False)
-    #: values of the options for sweeps, by grid: a section of the paper, "released" code, or our own
-    grids: ClassVar[Mapping[str, tuple[Mapping[str, Any], ...]]] = {}
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)

@@ -14,7 +14,7 @@ from ...support.errors import LeapformerError
 from ..options import Option
 from ..registry import register
 from .fitted import DIMENSIONS, FILE, Projected
-from .pattern import COMMON, COUNTS, real_keys
+from .pattern import COMMON, real_keys
 
 THRESHOLD = Option("sparsefinder_threshold", 1.0, "sparsefinder-distance: the largest distance of an edge")
 DISTANCE = Option(
@@ -28,13 +28,6 @@ DISTANCE = Option(
 @register("sparsefinder-distance", *COMMON, FILE, DIMENSIONS, THRESHOLD, DISTANCE)
 class Distance(Projected):
     """Entmax over the pairs with |q' - k'| <= t (Treviso et al., 2022, arXiv:2109.12188, section 4)."""
-
-    grids = {
-        "section5": tuple({"sparsefinder_threshold": t / 2} for t in range(1, 11)),
-        "c2": tuple({"sparsefinder_threshold": t / 2} for t in range(1, 6)),
-        "small": tuple({"sparsefinder_threshold": t} for t in (0.5, 1.0, 2.0)),
-        "fine": tuple({"sparsefinder_threshold": t / 4} for t in range(1, 21)),
-    }
 
     def _edges(self, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
         limit = self.chosen.sparsefinder_threshold
@@ -65,18 +58,6 @@ class KMeans(Projected):
     """
 
     centroids: Tensor
-    grids = {
-        "section5": tuple(
-            {"sparsefinder_centroids": c, "sparsefinder_nearest": n} for n in (1, 2) for c in COUNTS if n < c
-        ),
-        "c2": tuple(
-            {"sparsefinder_centroids": c, "sparsefinder_nearest": n}
-            for n in (1, 2)
-            for c in (2, 4, 6, 8, 10, 12)
-            if n < c
-        ),
-        "small": tuple({"sparsefinder_centroids": c} for c in (2, 4, 8)),
-    }
 
     def __init__(self, head_dim: int, num_heads: int, **options: Any) -> None:
         super().__init__(head_dim, num_heads, **options)
@@ -131,12 +112,6 @@ class Quantize(Projected):
     """
 
     capabilities = replace(Projected.capabilities, incremental=False, prefixes=False)
-    grids = {
-        "section5": tuple({"sparsefinder_bins": b} for b in (1, 2, 3, 4, 5)),
-        "c2": tuple({"sparsefinder_bins": b} for b in (1, 2, 3)),
-        "released": tuple({"sparsefinder_bin_tokens": n} for n in (4, 8, 12, 16, 20)),
-        "small": tuple({"sparsefinder_bins": b} for b in (2, 4)),
-    }
 
     def depends_on_later_tokens(self) -> bool:
         return self.ranked

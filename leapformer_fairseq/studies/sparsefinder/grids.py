@@ -1,7 +1,6 @@
 """The points of a sweep: each pattern with each value of its options in a grid.
 
-The paper has two different grids, in section 5 and in appendix C.2; each point records its origin. The values are
-defined with the patterns (`Pattern.grids`).
+The paper has two different grids, in section 5 and in appendix C.2; each point records its origin.
 """
 
 from __future__ import annotations
@@ -28,6 +27,57 @@ MT_WINDOWS = (0, 1, 3, 5, 7, 9, 11, 15, 19, 23, 27)
 BLOCKS = {
     "union": ((2, 3, 4, 8, 16, 22), (1, 2, 4, 8, 16), (2, 4, 8, 12, 16, 20)),
     "small": ((2, 4), (1, 16), (4,)),
+}
+COUNTS = (2, 4, 6, 8, 10, 12, 16, 20)  # of buckets, random keys and random global tokens in the grid of section 5
+# Values of the options of each pattern, by grid: a section of the paper, "released" code, or our own.
+VALUES: dict[str, dict[str, tuple[dict[str, Any], ...]]] = {
+    "sparsefinder-distance": {
+        "section5": tuple({"sparsefinder_threshold": t / 2} for t in range(1, 11)),
+        "c2": tuple({"sparsefinder_threshold": t / 2} for t in range(1, 6)),
+        "small": tuple({"sparsefinder_threshold": t} for t in (0.5, 1.0, 2.0)),
+        "fine": tuple({"sparsefinder_threshold": t / 4} for t in range(1, 21)),
+    },
+    "sparsefinder-kmeans": {
+        "section5": tuple(
+            {"sparsefinder_centroids": c, "sparsefinder_nearest": n} for n in (1, 2) for c in COUNTS if n < c
+        ),
+        "c2": tuple(
+            {"sparsefinder_centroids": c, "sparsefinder_nearest": n}
+            for n in (1, 2)
+            for c in (2, 4, 6, 8, 10, 12)
+            if n < c
+        ),
+        "small": tuple({"sparsefinder_centroids": c} for c in (2, 4, 8)),
+    },
+    "sparsefinder-quantize": {
+        "section5": tuple({"sparsefinder_bins": b} for b in (1, 2, 3, 4, 5)),
+        "c2": tuple({"sparsefinder_bins": b} for b in (1, 2, 3)),
+        "released": tuple({"sparsefinder_bin_tokens": n} for n in (4, 8, 12, 16, 20)),
+        "small": tuple({"sparsefinder_bins": b} for b in (2, 4)),
+    },
+    "entmax-window": {"section5": ({},), "c2": ({},), "small": ({},)},
+    "entmax-longformer": {
+        "section5": tuple({"longformer_globals": n} for n in COUNTS),
+        "c2": tuple({"longformer_globals": n} for n in (4, 8, 12, 16, 20)),
+        "small": tuple({"longformer_globals": n} for n in (4, 16)),
+    },
+    "entmax-bigbird": {
+        "section5": tuple({"bigbird_random": n} for n in COUNTS),
+        "c2": tuple({"bigbird_random": n} for n in COUNTS[:5]),
+        "small": tuple({"bigbird_random": n} for n in (4, 16)),
+    },
+    "entmax-reformer": {
+        "section5": tuple({"reformer_buckets": b} for b in COUNTS),
+        "c2": tuple({"reformer_buckets": b} for b in (2, 4, 6, 8, 10, 12)),
+        "released": tuple({"reformer_buckets": b} for b in (2, 4, 6, 8, 10, 14, 18, 22, 26, 30)),
+        "small": tuple({"reformer_buckets": b} for b in (2, 4, 8)),
+    },
+    "entmax-routing": {
+        "section5": tuple({"routing_centroids": c} for c in COUNTS),
+        "c2": tuple({"routing_centroids": c} for c in (2, 4, 6, 8, 10)),
+        "released": tuple({"routing_centroids": c} for c in (2, 4, 6, 8, 10, 12)),
+        "small": tuple({"routing_centroids": c} for c in (2, 4, 8)),
+    },
 }
 
 
@@ -58,8 +108,8 @@ class Point:
 
 
 def patterns() -> list[str]:
-    """Return the names of all mechanisms that are sparsity patterns with a grid."""
-    return sorted(name for name, cls in MECHANISMS.items() if issubclass(cls, Pattern) and cls.grids)
+    """Return the names of all sparsity patterns with a grid."""
+    return sorted(VALUES)
 
 
 def points(grid: str, mechanisms: Sequence[str], block: str) -> list[Point]:
@@ -76,7 +126,7 @@ def points(grid: str, mechanisms: Sequence[str], block: str) -> list[Point]:
             raise LeapformerError(f"--mechanisms {name} is no sparsity pattern; choose from: {', '.join(patterns())}")
         if cls.capabilities.unsupported_reason(block) is not None:
             continue
-        for origin, values in cls.grids.items():
+        for origin, values in VALUES.get(name, {}).items():
             if origin != grid and (grid != "union" or origin in OURS):
                 continue
             for options in values:
@@ -113,8 +163,7 @@ def block_points(grid: str, mechanisms: Sequence[str]) -> list[Point]:
 
 def values_of(option: str) -> list[int]:
     """Return all values of an option in any grid, sorted."""
-    classes = [cls for cls in MECHANISMS.values() if issubclass(cls, Pattern)]
-    grids = (options for cls in classes for values in cls.grids.values() for options in values)
+    grids = (options for grids in VALUES.values() for values in grids.values() for options in values)
     return sorted({options[option] for options in grids if option in options})
 
 

@@ -100,29 +100,13 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
 _FAILS = ("leapformer_scan",)  # these return a number other than 0 if there is not enough memory
 
 
-def step() -> Callable[..., None] | None:
-    """`leapformer_step` of linear_step.c, or None if it is unavailable or turned off."""
-    return _function("leapformer_step")
-
-
-def recurrent_step() -> Callable[..., None] | None:
-    """`leapformer_recurrent_step` of recurrent_step.c, or None if it is unavailable or turned off."""
-    return _function("leapformer_recurrent_step")
-
-
-def slot_step() -> Callable[..., None] | None:
-    """`leapformer_slot_step` of slot_step.c, or None if it is unavailable or turned off."""
-    return _function("leapformer_slot_step")
-
-
-def scan() -> Callable[..., int] | None:
-    """`leapformer_scan` of scan.c, or None if it is unavailable or turned off."""
-    return _function("leapformer_scan")
-
-
 def _function(name: str) -> Callable[..., Any] | None:
     library = None if _off.get() or os.environ.get(SWITCH) == "0" else load()
     return None if library is None else getattr(library, name)
+
+
+# Each gives its function of the library, or None if kernels are unavailable or turned off.
+step, recurrent_step, slot_step, scan = (functools.partial(_function, name) for name in _ARGUMENTS)
 
 
 @contextmanager
