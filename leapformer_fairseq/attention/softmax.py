@@ -66,8 +66,8 @@ class KVCache(Cache):
 
     def append(self, k: Tensor, v: Tensor, keep: Tensor | None) -> None:
         start, stop = self.count, self.count + k.shape[2]
-        if torch.is_grad_enabled() and any(x.requires_grad for x in (k, v, self.k, self.v)):
-            # Not in place: the backward pass needs the tensors that earlier queries read.
+        if torch.is_grad_enabled():
+            # Not in place: the backward pass, if only of queries, needs the tensors that earlier queries read.
             self.k, self.v = (torch.cat([x[:, :, :start], new], 2) for x, new in ((self.k, k), (self.v, v)))
             self.keep = F.pad(self.keep[:, :start], (0, stop - start))
         else:

@@ -260,6 +260,21 @@ def test_second_derivatives_of_a_scan_are_refused_by_autograd_grad(name, mask, w
 
 
 @pytest.mark.parametrize(("name", "mask"), served())
+def test_in_a_loop_queries_and_parameters_may_want_a_gradient_alone(name, mask):
+    """What is kept is not changed in place where they need it."""
+    mechanism, (q, k, v) = make(name), inputs(*sizes(mask))
+    found = []
+    for way in ("loop", "reference"):
+        leaves = [q.clone().requires_grad_(), *mechanism.parameters()]
+        out = attend(mechanism, leaves[0], k, v, mask=MASKS[mask], way=way)
+        if not out.requires_grad:  # without queries, as Reformer's
+            continue
+        grads = torch.autograd.grad(out.square().sum(), leaves, allow_unused=True)
+        found.append([torch.zeros_like(of) if x is None else x for x, of in zip(grads, leaves, strict=True)])
+    assert not found or difference(*found) < 1e-9
+
+
+@pytest.mark.parametrize(("name", "mask"), served())
 def test_second_derivatives_through_the_incoming_gradient_are_refused_or_right(name, mask):
     """Where nothing that a backward pass has saved wants a gradient, what comes in may."""
     mechanism, qkv, given = make(name).requires_grad_(False), inputs(*sizes(mask)), gradient()
