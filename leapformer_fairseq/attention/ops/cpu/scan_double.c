@@ -1,0 +1,3 @@
+/* scan.c in double precision. */
+#define REAL double
+#include "scan.c"
