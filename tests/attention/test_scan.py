@@ -728,8 +728,8 @@ HARDENED = {
     w->used += padded(numbers) + 64 / (int64_t)sizeof(REAL);
     if (w->arena) __asan_poison_memory_region(w->arena + w->used - 64 / (int64_t)sizeof(REAL), 64);
 """,
-    "    if (!share->failed) lay_out(w);\n": """
-    if (!share->failed) memset(w->arena, 255, w->used * sizeof(REAL)), lay_out(w);
+    "    if (!w->failed) lay_out(w);\n": """
+    if (!w->failed) memset(w->arena, 255, w->used * sizeof(REAL)), lay_out(w);
 """,
 }
 

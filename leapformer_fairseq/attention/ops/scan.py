@@ -129,7 +129,7 @@ class _About(NamedTuple):
     def backward(
         self, inputs: Sequence[Tensor | None], results: Sequence[Tensor], to_out: Tensor | None, to_last: Tensor | None
     ) -> list[Tensor | None]:
-        """The gradients of the inputs, with one for each head and batch entry, also of what was broadcast."""
+        """The gradients of the inputs."""
         tensors = _prepared(inputs, self._shapes(inputs))
         sizes = self._sizes(tensors)
         out, _, normalizer, states = results
@@ -142,7 +142,9 @@ class _About(NamedTuple):
         if to_last is not None:
             given["to_last"] = to_last.contiguous()
         _call(sizes, {**tensors, **given, **gradients}, backward=True)
-        return [gradients.get(f"to_{name}") for name in INPUTS]
+        # Each head has its gradients, summed here where the input was broadcast: the same for any number of threads.
+        pairs = zip(inputs, (gradients.get(f"to_{name}") for name in INPUTS), strict=True)
+        return [None if x is None or to_x is None else to_x.sum_to_size(x.shape) for x, to_x in pairs]
 
     def _shapes(self, inputs: Sequence[Tensor | None]) -> dict[str, tuple[int, ...]]:
         """The shape of each input: the kernel reads as much, whatever is there."""
@@ -216,7 +218,7 @@ def _prepared(inputs: Sequence[Tensor | None], shapes: dict[str, tuple[int, ...]
     tensors = {name: x.detach() for name, x in zip(INPUTS, inputs, strict=True) if x is not None}
     like = tensors["q"]
     for name, x in tensors.items():
-        x = x.to(torch.bool if name == "keep" else like.dtype)
+        x = x.to(like.dtype)
         x = x.contiguous() if name == "first" else _rows(x)
         tensors[name] = x if x.shape == shapes[name] else x.expand(shapes[name])
     return tensors

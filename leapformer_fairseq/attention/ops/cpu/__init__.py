@@ -28,7 +28,9 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
-SOURCES = tuple(FOLDER / name for name in ("linear_step.c", "recurrent_step.c", "slot_step.c", "scan.c", "scan_double.c"))
+SOURCES = tuple(
+    FOLDER / name for name in ("linear_step.c", "recurrent_step.c", "slot_step.c", "scan.c", "scan_double.c")
+)
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=gnu99", "-pthread")
 SWITCH = "LEAPFORMER_NATIVE"
 PATIENCE_S = 120  # a compiler that takes longer hangs; not tried again for a day, see `_compiled`

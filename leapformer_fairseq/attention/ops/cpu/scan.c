@@ -14,6 +14,7 @@
 
 #ifndef REAL
 #define REAL float
+#define PLACE int32_t
 #endif
 
 /* Bytes of a vector, PAIRS_n of half of its numbers, and rows and vectors of a product that registers hold. */
@@ -21,21 +22,17 @@
 #define VECTOR_BYTES 64
 #define PAIRS_float PAIRS_8
 #define PAIRS_double PAIRS_4
-#define TILE_ROWS 8
-#define TILE_VECTORS 2
 #elif defined(__AVX__)
 #define VECTOR_BYTES 32
 #define PAIRS_float PAIRS_4
 #define PAIRS_double PAIRS_2
-#define TILE_ROWS 4
-#define TILE_VECTORS 2
 #else
 #define VECTOR_BYTES 16
 #define PAIRS_float PAIRS_2
 #define PAIRS_double PAIRS_1
-#define TILE_ROWS 4
-#define TILE_VECTORS 4
 #endif
+#define TILE_ROWS (VECTOR_BYTES == 64 ? 8 : 4)
+#define TILE_VECTORS (VECTOR_BYTES == 16 ? 4 : 2)
 
 #define STRIP 16      /* queries whose scores are computed together */
 #define WRITTEN 64    /* keys that are written together where no query is between them */
@@ -48,10 +45,7 @@ enum { NONE, RELU, ELU, DIRECTION };
 
 /* A tensor (B, H, n, ..), or NULL, and its strides of batch entry, head and token, in numbers. A token's numbers are
  * contiguous; where each token has one, those of a head are. */
-typedef struct {
-    void *numbers;
-    int64_t strides[3];
-} Tensor;
+typedef struct { void *numbers; int64_t strides[3]; } Tensor;
 
 /* Queries or keys, and gradients. */
 typedef struct {
@@ -82,7 +76,7 @@ typedef struct {
     Tensor v, to_v;                 /* (B, H, S, E) */
     Tensor decay, to_decay;         /* (B, H, S) log-decays <= 0, or NULL */
     Tensor strength, to_strength;   /* (B, H, S) of the delta rule, or NULL: values are added */
-    Tensor keep;                    /* (B, H, S) bytes, 0 at padding, or NULL */
+    Tensor keep;                    /* (B, H, S), 0 at padding, or NULL */
     Tensor first, to_first;         /* (B, H, F, E + normalizes) state before the first key, or NULL: zeros */
     Tensor last, to_last;           /* the state after the last key; its gradient, or NULL: zeros */
     Tensor out, to_out, normalizer; /* (B, H, T, E), (B, H, T) */
@@ -91,18 +85,14 @@ typedef struct {
 
 /* Queries [t0, t1), which see the state and, of keys [s0, s1), the first ones; then these keys are
  * written. Without keys they only read, without queries keys are only written. */
-typedef struct {
-    int64_t t0, t1, s0, s1;
-} Block;
+typedef struct { int64_t t0, t1, s0, s1; } Block;
 
 #define JOINED_(a, b) a##_##b
 #define JOINED(a, b) JOINED_(a, b)
 
-/* A vector, what chooses among its numbers, how many these are, and the vector at an address. */
-typedef int32_t place_float;
-typedef int64_t place_double;
+/* A vector, masks and places of its numbers, how many these are, and the vector at an address. */
 typedef REAL vec __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
-typedef JOINED(place, REAL) places __attribute__((vector_size(VECTOR_BYTES)));
+typedef PLACE places __attribute__((vector_size(VECTOR_BYTES)));
 #define LANES ((int64_t)(VECTOR_BYTES / sizeof(REAL)))
 #define AT(address) (*(vec *)(address))
 
@@ -118,15 +108,12 @@ static inline int64_t padded(int64_t count) { return (count + LANES - 1) / LANES
 
 /* e^x with an error below 2 units in the last place, without branches, so that loops of it become vectors. */
 static inline float exp_float(float x) {
-    typedef union {
-        float number;
-        uint32_t bits;
-    } Bits;
-    x = x < -87.0f ? -87.0f : x;
-    x = x > 88.0f ? 88.0f : x;
+    x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
     const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number */
-    const Bits shifted = {x * 1.44269504f + shift}; /* the last bits are the whole number's, also if it is negative */
-    const Bits power = {.bits = (shifted.bits + 127) << 23};
+    const union {
+        float number;
+        uint32_t bits; /* the last ones are the whole number's, also if it is negative */
+    } shifted = {x * 1.44269504f + shift}, power = {.bits = (shifted.bits + 127) << 23};
     const float whole = shifted.number - shift, r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
     const float y = (((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r;
     return (((y + 1.6666665459e-1f) * r + 5.0000001201e-1f) * (r * r) + r + 1.0f) * power.number;
@@ -179,10 +166,6 @@ static inline void scale(const REAL *x, REAL factor, int64_t count, REAL *out) {
 
 static inline void add(const REAL *x, int64_t count, REAL *out) {
     for (int64_t i = 0; i < count; i += LANES) AT(out + i) += AT(x + i);
-}
-
-static inline void multiply_by(const REAL *x, int64_t count, REAL *out) {
-    for (int64_t i = 0; i < count; i += LANES) AT(out + i) *= AT(x + i);
 }
 
 /* Rows and vectors of `product` that registers hold. */
@@ -260,8 +243,7 @@ static void to_columns(REAL *x, int64_t count, int64_t width, REAL *out) {
 /* Buffers of queries or keys, n tokens, and how many numbers they have. Their proportion network is
  * p = sigmoid(last . relu(weight^T x + bias) + last_bias); its layer has a row for each hidden unit. */
 #define SIDE_BUFFERS(BUFFER)                                                                                         \
-    BUFFER(x, n * dim) BUFFER(raw, n * dim) /* vectors after and before the activation */                            \
-    BUFFER(lengthened, n)                   /* by what directions were scaled */                                     \
+    BUFFER(x, n * dim) BUFFER(raw, n * dim) BUFFER(lengthened, n) /* after and before activation; by what scaled */  \
     BUFFER(cos, n) BUFFER(sin, n)           /* factors of scores: of decays, and cosines and sines */                \
     BUFFER(state_cos, n) BUFFER(state_sin, n) BUFFER(features, n * features) /* what reads a state or is written */  \
     BUFFER(to_x, n * dim) BUFFER(to_features, n * features) BUFFER(to_angles, n)                                     \
@@ -273,17 +255,14 @@ static void to_columns(REAL *x, int64_t count, int64_t width, REAL *out) {
 /* The other buffers, for so many `queries` and `keys` of a block. */
 #define BUFFERS(BUFFER)                                                                                              \
     BUFFER(v, keys * values) BUFFER(k_columns, keys * dim) BUFFER(v_columns, keys * values) /* transposed */         \
-    BUFFER(total, keys + 1) /* log-decays cumulated from the start of the block */                                   \
-    BUFFER(ones, keys)      /* the normalizer's column of values */                                                  \
-    BUFFER(scores, STRIP * keys) BUFFER(sums, queries * values) BUFFER(norms, queries)                               \
-    BUFFER(to_scores, STRIP * keys) BUFFER(to_sums, queries * values) BUFFER(to_norms, queries)                      \
-    BUFFER(to_v, keys * values) BUFFER(along_cos, keys) BUFFER(along_sin, keys) /* gradients of factors of scores */ \
-    BUFFER(later, keys)     /* gradients of decays, see `decays_back` */                                             \
+    BUFFER(total, keys + 1) BUFFER(ones, keys) /* log-decays cumulated in the block; the normalizer's column of v */ \
+    BUFFER(scores, STRIP * keys) BUFFER(sums, queries * values) BUFFER(to_scores, STRIP * keys)                      \
+    BUFFER(to_sums, queries * values) BUFFER(to_norms, queries) BUFFER(to_v, keys * values)                          \
     BUFFER(state, size) BUFFER(state_back, size) /* (features, values), and the normalizer's column behind */        \
     BUFFER(state_columns, size) BUFFER(back_columns, size)                                                           \
     BUFFER(left, delta) BUFFER(grown, delta) BUFFER(rest, delta * values) /* these of the delta rule, see `solve` */ \
-    BUFFER(taking, delta * dim) BUFFER(to_taking, delta * dim)                                                       \
-    BUFFER(system, delta * keys) BUFFER(lags, delta * keys) BUFFER(to_system, delta * keys)
+    BUFFER(taking, delta * dim) BUFFER(to_taking, delta * dim) BUFFER(system, delta * keys)                          \
+    BUFFER(lags, delta * keys) BUFFER(to_system, delta * keys)
 
 #define MEMBER(name, numbers) REAL *name;
 #define TAKE(name, numbers) x->name = take(w, numbers);
@@ -291,26 +270,25 @@ static void to_columns(REAL *x, int64_t count, int64_t width, REAL *out) {
 /* Queries or keys of the block at hand, and their proportion network of the head at hand. */
 typedef struct {
     const Tokens *given;
-    const uint8_t *keep;              /* (tokens) of the batch entry at hand, 0 at padding, or NULL */
+    const REAL *keep;                 /* (tokens) of the batch entry at hand, 0 at padding, or NULL */
     REAL most;                        /* length of directions */
     int64_t start, count, width;      /* the first token, how many, and padded to vectors */
     const REAL *weight, *bias, *last; /* as they come, packed: (D, hidden), (hidden), (hidden), last_bias */
     SIDE_BUFFERS(MEMBER)
 } Side;
 
-/* What one thread works with: sizes, the head and the block at hand, and buffers. */
+/* What one thread works with: its heads, sizes, the head and the block at hand, and buffers. */
 typedef struct {
     const Scan *s;
-    int64_t batch, head;
+    pthread_t thread;
+    int failed, weighted;                /* without memory; whether scores have a factor, of turns or decays */
+    int64_t first, stop, batch, head;    /* the heads of all batch entries, from the first on, and the one at hand */
     int64_t dim, values, features, size; /* D, E and features of a token, padded to vectors; numbers of a state */
     int64_t direction;                   /* 1 or -1: blocks are visited forward or backward */
-    int weighted;                        /* scores have a factor, of turns or decays */
+    int64_t count, room;                 /* of blocks; of states of a segment, see `backward` */
     Block *blocks;
-    int64_t count;                       /* of blocks */
-    REAL *states;                        /* before blocks of a segment, see `states_again` */
-    int64_t room;                        /* for so many */
-    REAL *arena;
-    int64_t used;
+    REAL *arena, *states;
+    int64_t used;                        /* numbers of the arena */
     Side q, k;
     int64_t written;                     /* of the block's keys, the first ones, that are written */
     BUFFERS(MEMBER)
@@ -332,8 +310,11 @@ static void lay_out(Work *w) {
     const int64_t gained = w->s->block / w->s->unit * w->s->gain, dim = w->dim, values = w->values, size = w->size;
     const int64_t queries = padded(w->s->block > WRITTEN ? w->s->block : WRITTEN);
     const int64_t keys = padded(gained > WRITTEN ? gained : WRITTEN), delta = w->s->strength.numbers ? keys : 0;
+    const int64_t parts = (w->s->shared + w->s->keys + 2 * w->s->queries) / WRITTEN;
+    const int64_t blocks = parts + 2 * (w->s->growing / w->s->unit) + 6; /* at most */
     Work *x = w;
     w->used = 0;
+    w->blocks = (Block *)take(w, blocks * (int64_t)(sizeof(Block) / sizeof(REAL)));
     lay_out_side(w, &w->q, queries);
     lay_out_side(w, &w->k, keys);
     BUFFERS(TAKE)
@@ -342,13 +323,10 @@ static void lay_out(Work *w) {
 
 /* ----------------------------------------------------------------------------------------------- tokens and states */
 
-static int64_t place(const Work *w, const Tensor *x, int64_t token) {
-    return w->batch * x->strides[0] + w->head * x->strides[1] + token * x->strides[2];
-}
-
-/* The numbers of a token, or NULL without a tensor. */
+/* The numbers of a token of the head at hand, or NULL without a tensor. */
 static REAL *at(const Work *w, const Tensor *x, int64_t token) {
-    return x->numbers ? (REAL *)x->numbers + place(w, x, token) : NULL;
+    if (!x->numbers) return NULL;
+    return (REAL *)x->numbers + w->batch * x->strides[0] + w->head * x->strides[1] + token * x->strides[2];
 }
 
 /* Whether the block's token number t is padding. */
@@ -400,36 +378,35 @@ static void features_back(const Work *w, int64_t n, const REAL *vectors, const R
 /* Applies the activation to the block's vectors, in place; padding stays zeros. */
 static void activate(const Work *w, Side *x) {
     const int64_t dim = w->dim, activation = w->s->activation;
-    REAL *row = x->x;
-    for (int64_t t = 0; t < x->count && activation; t++, row += dim) {
-        if (activation == RELU)
-            for (int64_t d = 0; d < dim; d += LANES) AT(row + d) = relu(AT(row + d));
-        else if (activation == ELU && !is_padding(x, t))
-            for (int64_t d = 0; d < w->s->dim; d++) {
-                const REAL below = exponential(row[d] > 0 ? 0 : row[d]);
-                row[d] = row[d] > 0 ? row[d] + 1 : below;
-            }
-        else if (activation == DIRECTION) { /* as in ../unit.py */
-            for (int64_t d = 0; d < dim; d++) row[d] *= sigmoid(row[d]);
-            x->lengthened[t] = x->most / (REAL)sqrt(dot(row, row, dim) + SHORTEST * SHORTEST);
-            scale(row, x->lengthened[t], dim, row);
+    if (activation == RELU)
+        for (int64_t i = 0; i < x->count * dim; i += LANES) AT(x->x + i) = relu(AT(x->x + i));
+    for (int64_t t = 0; t < x->count && activation > RELU; t++) {
+        REAL *row = x->x + t * dim;
+        if (is_padding(x, t)) continue;
+        for (int64_t d = 0; d < w->s->dim && activation == ELU; d++) {
+            const REAL below = exponential(row[d] > 0 ? 0 : row[d]);
+            row[d] = row[d] > 0 ? row[d] + 1 : below;
         }
+        if (activation == ELU) continue;
+        for (int64_t d = 0; d < dim; d++) row[d] *= sigmoid(row[d]);
+        x->lengthened[t] = x->most / (REAL)sqrt(dot(row, row, dim) + SHORTEST * SHORTEST); /* as in ../unit.py */
+        scale(row, x->lengthened[t], dim, row);
     }
 }
 
 /* Turns gradients of mapped vectors into those of vectors before the activation. */
 static void activate_back(const Work *w, Side *x) {
     const int64_t dim = w->dim, activation = w->s->activation, numbers = x->count * dim;
-    if (activation == RELU) /* NaN stays */
-        for (int64_t i = 0; i < numbers; i += LANES) AT(x->to_x + i) = where(AT(x->x + i) <= 0, (vec){0}, AT(x->to_x + i));
-    else if (activation == ELU) /* the derivative is min(1, output) */
-        for (int64_t i = 0; i < numbers; i += LANES) AT(x->to_x + i) *= where(AT(x->x + i) < 1, AT(x->x + i), (vec){0} + 1);
-    for (int64_t i = 0; i < numbers && activation == DIRECTION; i += dim) { /* only what is across it changes it */
-        const REAL *mapped = x->x + i, *raw = x->raw + i, factor = x->lengthened[i / dim];
+    for (int64_t i = 0; i < numbers && (activation == RELU || activation == ELU); i += LANES) {
+        const vec y = AT(x->x + i), to_y = AT(x->to_x + i); /* the derivative of ELU is min(1, y); NaN stays */
+        AT(x->to_x + i) = activation == RELU ? where(y <= 0, (vec){0}, to_y) : where(y < 1, y * to_y, to_y);
+    }
+    for (int64_t i = 0; i < numbers && activation == DIRECTION; i += dim) {
+        const REAL *y = x->x + i, *raw = x->raw + i, factor = x->lengthened[i / dim];
         REAL *to_x = x->to_x + i;
-        const REAL along = dot(mapped, to_x, dim) / (x->most * x->most);
+        const REAL along = dot(y, to_x, dim) / (x->most * x->most); /* the part that does not change the direction */
         for (int64_t d = 0; d < dim; d++) {
-            const REAL share = sigmoid(raw[d]), to_silu = factor * (to_x[d] - along * mapped[d]);
+            const REAL share = sigmoid(raw[d]), to_silu = factor * (to_x[d] - along * y[d]);
             to_x[d] = to_silu * share * (1 + raw[d] * (1 - share));
         }
     }
@@ -473,8 +450,7 @@ static void proportions(const Work *w, Side *x, REAL *input) {
         /* Of p and 1 - p the smaller one is computed first, with an exponent that cannot overflow. */
         const REAL y = x->slopes[t], e = exponential(y < 0 ? y : -y), most = 1 / (1 + e), least = e / (1 + e);
         const REAL p = y < 0 ? least : most, rest = y < 0 ? most : least;
-        x->sin[t] = turned(p);
-        x->cos[t] = turned(rest);
+        x->sin[t] = turned(p), x->cos[t] = turned(rest);
         x->slopes[t] = (REAL)1.5707963267948966 * p * rest;
     }
 }
@@ -507,7 +483,8 @@ static void expand(const Work *w, Side *x, int64_t n) {
     }
 }
 
-/* Adds to gradients of vectors those of their features, and to those of angles: d/d angle of (cos, sin) is (-sin, cos). */
+/* Adds to gradients of vectors those of their features, and to those of angles, by which (cos, sin) has the derivative
+ * (-sin, cos). */
 static void expand_back(const Work *w, Side *x, int64_t n) {
     const int64_t dim = w->dim;
     for (int64_t t = 0; t < n; t++) {
@@ -531,11 +508,9 @@ static void load_tokens(const Work *w, Side *x, int64_t start, int64_t stop) {
     if (x->weight) proportions(w, x, w->s->raw ? x->raw : x->x);
     for (int64_t t = 0; t < x->count && !x->weight; t++) {
         const REAL *turn = at(w, &x->given->turns, start + t);
-        x->cos[t] = turn ? turn[0] : 1;
-        x->sin[t] = turn ? turn[1] : 0;
+        x->cos[t] = turn ? turn[0] : 1, x->sin[t] = turn ? turn[1] : 0;
     }
-    copy(x->cos, x->count, x->state_cos, x->count);
-    copy(x->sin, x->count, x->state_sin, x->count);
+    copy(x->cos, x->count, x->state_cos, x->count), copy(x->sin, x->count, x->state_sin, x->count);
 }
 
 /* Stores gradients of queries or keys, given those of mapped vectors and of angles. */
@@ -573,10 +548,8 @@ static void cut(Work *w) {
             block.t1 = least(block.t1 + s->unit, s->growing), block.s1 = stop;
         }
         if (s->block) *next++ = block;
-        else { /* so many keys are written before they are read */
-            next = in_parts(next, (Block){t, t, key, block.s1});
-            next = in_parts(next, (Block){t, block.t1, block.s1, block.s1});
-        }
+        else /* so many keys are written before they are read */
+            next = in_parts(in_parts(next, (Block){t, t, key, block.s1}), (Block){t, block.t1, block.s1, block.s1});
         t = block.t1, key = block.s1;
     }
     w->count = in_parts(next, (Block){t, s->queries, key, key}) - w->blocks;
@@ -615,7 +588,8 @@ static void solve(Work *w, const REAL *state) {
         const int64_t to = least(from + STRIP, count), known = padded(to);
         REAL *system = w->system + from * width;
         product(to - from, known, w->s->dim, k + from * dim, dim, 1, w->k_columns, system, width, 0);
-        for (int64_t i = from; i < to; i++) multiply_by(w->lags + i * width, known, w->system + i * width);
+        for (int64_t i = from * width; i < to * width; i += width)
+            for (int64_t j = i; j < i + known; j += LANES) AT(w->system + j) *= AT(w->lags + j);
         product(to - from, values, from, system, width, 1, w->v, w->rest + from * values, values, 1);
         for (int64_t i = from; i < to; i++)
             for (int64_t e = 0; e < values; e += LANES) {
@@ -648,7 +622,7 @@ static void solve_back(Work *w) {
         }
     }
     product(count, width, w->s->values, to_v, values, 1, w->v_columns, w->to_system, width, 0);
-    multiply_by(w->lags, count * width, w->to_system);
+    for (int64_t i = 0; i < count * width; i += LANES) AT(w->to_system + i) *= AT(w->lags + i);
     product(count, dim, w->s->values, to_v, values, 1, w->state_columns, w->to_taking, dim, 0);
     for (int64_t i = 0; i < count; i++) scale(w->to_taking + i * dim, -w->left[i], dim, w->to_taking + i * dim);
     product(count, dim, count, w->to_system, width, 1, k, w->to_taking, dim, 1);
@@ -678,8 +652,7 @@ static void load_block(Work *w, const Block *b, const REAL *state, int backward)
         for (int64_t i = 0; i < q->count; i++) decay(q, i, w->total[seen_by(w, i)] - origin, w->total[seen_by(w, i)]);
         for (int64_t j = 0; j < k->count; j++) decay(k, j, origin - w->total[j + 1], end - w->total[j + 1]);
     }
-    clear(k->cos + k->count, k->width - k->count);
-    clear(k->sin + k->count, k->width - k->count);
+    clear(k->cos + k->count, k->width - k->count), clear(k->sin + k->count, k->width - k->count);
     expand(w, q, q->count);
     expand(w, k, w->written);
     if (!k->count || !(q->count || s->strength.numbers)) return;
@@ -712,20 +685,19 @@ static int64_t score(const Work *w, int64_t i, int64_t rows) {
 static void read_block(Work *w) {
     const Scan *s = w->s;
     const int64_t features = w->features, values = w->values, width = w->k.width, count = w->q.count;
-    REAL *normalizer = at(w, &s->normalizer, w->q.start), floor = s->floor;
-    product(count, values, features, w->q.features, features, 1, w->state, w->sums, values, 0);
-    for (int64_t i = 0; s->normalizes && i < count; i++)
-        normalizer[i] = dot(w->q.features + i * features, w->state + features * values, features);
-    for (int64_t i = 0; w->k.count && i < count; i += STRIP) {
+    const REAL *norm = w->state + features * values, *x = w->q.features, floor = s->floor;
+    REAL *normalizer = at(w, &s->normalizer, w->q.start);
+    product(count, values, features, x, features, 1, w->state, w->sums, values, 0);
+    for (int64_t i = 0; i < count; i += STRIP) {
         const int64_t rows = least(STRIP, count - i), seen = score(w, i, rows);
         for (int64_t r = 0; r < rows; r++) {
-            vec norm = {0};
+            vec sum = {0};
             for (int64_t j = 0; j < seen; j += LANES) {
                 vec *scores = &AT(w->scores + r * width + j);
                 if (w->weighted) *scores *= factor(w, i + r, j);
-                norm += *scores;
+                sum += *scores;
             }
-            if (s->normalizes) normalizer[i + r] += total_of(norm);
+            if (s->normalizes) normalizer[i + r] = dot(x + (i + r) * features, norm, features) + total_of(sum);
         }
         product(rows, values, least(seen, w->k.count), w->scores, width, 1, w->v, w->sums + i * values, values, 1);
     }
@@ -736,6 +708,7 @@ static void read_block(Work *w) {
 
 /* The state after the block: S = e^total S + K^T V. */
 static void write_block(const Work *w, REAL *state) {
+    if (!w->k.count) return;
     if (w->s->decay.numbers) scale(state, exponential(w->total[w->written]), w->size, state);
     add_to_state(w, w->k.features, w->written, w->v, w->ones, state);
 }
@@ -749,33 +722,17 @@ static void forward(Work *w) {
             move_state(w, &s->states, segment_of(b), w->state, 1);
         load_block(w, b, w->state, 0);
         if (w->q.count) read_block(w);
-        if (w->k.count) write_block(w, w->state);
+        write_block(w, w->state);
     }
     move_state(w, &s->last, 0, w->state, 1);
 }
 
 /* -------------------------------------------------------------------------------------------------------- backward */
 
-/* Gradients of the sums and normalizers, given those of the outputs, which are sums / normalizers. */
-static void load_gradients(const Work *w) {
-    const Scan *s = w->s;
-    const int64_t values = w->values;
-    const REAL floor = s->floor, *norms = at(w, &s->normalizer, w->q.start);
-    move(w, &w->q, &s->to_out, s->values, w->to_sums, 0);
-    if (s->normalizes) move(w, &w->q, &s->out, s->values, w->sums, 0);
-    for (int64_t i = 0; s->normalizes && i < w->q.count; i++) {
-        REAL *to_sums = w->to_sums + i * values;
-        scale(to_sums, 1 / (norms[i] < floor ? floor : norms[i]), values, to_sums);
-        w->to_norms[i] = norms[i] < floor ? 0 : -dot(to_sums, w->sums + i * values, values);
-    }
-}
-
 /* Gradients that come from the pairs of queries and keys in the block. */
 static void pairs_back(Work *w) {
     const Side *q = &w->q, *k = &w->k;
     const int64_t dim = w->dim, values = w->values, width = k->width;
-    clear(w->along_cos, width);
-    clear(w->along_sin, width);
     for (int64_t i = 0; i < q->count; i += STRIP) {
         const int64_t rows = least(STRIP, q->count - i), seen = score(w, i, rows), count = least(seen, k->count);
         const REAL *to_sums = w->to_sums + i * values;
@@ -784,24 +741,20 @@ static void pairs_back(Work *w) {
         hide(w, i, rows, w->to_scores, seen);
         for (int64_t r = 0; w->weighted && r < rows; r++) {
             const REAL cos = q->cos[i + r], sin = q->sin[i + r];
-            vec to_cos = {0}, to_sin = {0};
+            vec to_angle = {0};
             for (int64_t j = 0; j < seen; j += LANES) {
                 vec *scores = &AT(w->scores + r * width + j), *to_scores = &AT(w->to_scores + r * width + j);
-                const vec weight = factor(w, i + r, j), to_weight = *scores * *to_scores;
-                to_cos += to_weight * AT(k->cos + j);
-                to_sin += to_weight * AT(k->sin + j);
-                AT(w->along_cos + j) += to_weight * cos;
-                AT(w->along_sin + j) += to_weight * sin;
-                *scores *= weight;
-                *to_scores *= weight;
+                const vec weight = factor(w, i + r, j), turn = sin * AT(k->cos + j) - cos * AT(k->sin + j);
+                AT(k->to_angles + j) += *scores * *to_scores * turn;
+                to_angle -= *scores * *to_scores * turn;
+                *scores *= weight, *to_scores *= weight;
             }
-            q->to_angles[i + r] += total_of(to_sin * cos - to_cos * sin);
+            q->to_angles[i + r] += total_of(to_angle);
         }
         product(count, values, rows, w->scores, 1, width, to_sums, w->to_v, values, 1);
         product(count, dim, rows, w->to_scores, 1, width, q->x + i * dim, k->to_x, dim, 1);
         product(rows, dim, count, w->to_scores, width, 1, k->x, q->to_x + i * dim, dim, 1);
     }
-    for (int64_t j = 0; j < k->count; j++) k->to_angles[j] += k->cos[j] * w->along_sin[j] - k->sin[j] * w->along_cos[j];
 }
 
 /* Gradients of the block's log-decays, whose factors of scores are e^(total seen by the query - total of the key), and
@@ -814,13 +767,13 @@ static void decays_back(Work *w, const REAL *state, REAL *back) {
     const Side *q = &w->q, *k = &w->k;
     const int64_t dim = w->dim, features = w->features;
     const REAL factor = exponential(w->total[w->written]);
-    REAL *out = at(w, &w->s->to_decay, k->start), *later = w->later, sum = 0;
+    REAL *out = at(w, &w->s->to_decay, k->start), sum = 0;
     for (int64_t j = 0; j < k->count; j++) {
-        later[j] = -dot(k->x + j * dim, k->to_x + j * dim, dim);
-        if (w->s->strength.numbers) later[j] += dot(k->x + j * dim, w->to_taking + j * dim, dim);
+        out[j] = -dot(k->x + j * dim, k->to_x + j * dim, dim);
+        if (w->s->strength.numbers) out[j] += dot(k->x + j * dim, w->to_taking + j * dim, dim);
     }
-    for (int64_t i = 0; i < q->count; i++) later[seen_by(w, i) - 1] += dot(q->x + i * dim, q->to_x + i * dim, dim);
-    for (int64_t j = k->count - 1; j >= 0; j--) out[j] = sum += later[j];
+    for (int64_t i = 0; i < q->count; i++) out[seen_by(w, i) - 1] += dot(q->x + i * dim, q->to_x + i * dim, dim);
+    for (int64_t j = k->count - 1; j >= 0; j--) out[j] = sum += out[j];
     sum = factor * dot(state, back, w->size);
     for (int64_t j = 0; j < w->written; j++) {
         out[j] += sum;
@@ -835,17 +788,20 @@ static void block_back(Work *w, const Block *b, const REAL *state, REAL *back) {
     const Scan *s = w->s;
     const int64_t dim = w->dim, values = w->values, features = w->features, numbers = features * values;
     const int delta = s->strength.numbers != NULL;
+    const REAL floor = s->floor, *norms = at(w, &s->normalizer, b->t0);
     Side *q = &w->q, *k = &w->k;
     load_block(w, b, state, 1);
-    for (Side *x = q;; x = k) {
-        clear(x->to_x, x->count * dim);
-        clear(x->to_angles, x->width);
-        if (x == k) break;
-    }
-    clear(w->to_v, k->count * values);
+    clear(q->to_x, q->count * dim), clear(q->to_angles, q->width);
+    clear(k->to_x, k->count * dim), clear(k->to_angles, k->width), clear(w->to_v, k->count * values);
     if (q->count || delta) transpose(state, features, values, w->state_columns);
+    move(w, q, &s->to_out, s->values, w->to_sums, 0);
+    if (s->normalizes) move(w, q, &s->out, s->values, w->sums, 0);
+    for (int64_t i = 0; s->normalizes && i < q->count; i++) { /* outputs are sums / normalizers */
+        REAL *to_sums = w->to_sums + i * values;
+        scale(to_sums, 1 / (norms[i] < floor ? floor : norms[i]), values, to_sums);
+        w->to_norms[i] = norms[i] < floor ? 0 : -dot(to_sums, w->sums + i * values, values);
+    }
     if (q->count) {
-        load_gradients(w);
         features_back(w, q->count, w->to_sums, w->to_norms, w->state_columns, state + numbers, q->to_features);
         expand_back(w, q, q->count);
     }
@@ -869,26 +825,8 @@ static void block_back(Work *w, const Block *b, const REAL *state, REAL *back) {
     store_gradients(w, q);
 }
 
-/* The states before the blocks of a segment from `begin` to `end`, from the saved one on. 1 without memory for them. */
-static int states_again(Work *w, const Block *begin, const Block *end) {
-    if (w->room <= end - begin) {
-        free(w->states);
-        w->states = NULL, w->room = end - begin + 1;
-        if (posix_memalign((void **)&w->states, 64, w->room * w->size * sizeof(REAL))) return 1;
-    }
-    REAL *state = w->states;
-    move_state(w, &w->s->states, segment_of(begin), state, 0);
-    for (const Block *b = begin; b < end; b++, state += w->size) {
-        copy(state, w->size, state + w->size, w->size);
-        if (b->s0 == b->s1) continue;
-        load_block(w, &(Block){b->t0, b->t0, b->s0, b->s1}, state, 0);
-        write_block(w, state + w->size);
-    }
-    return 0;
-}
-
-/* From the last segment to the first: the states before its blocks are computed again, then come the gradients of its
- * blocks, from the last to the first. */
+/* From the last segment to the first: the states before its blocks are computed again from the saved one, then come the
+ * gradients of its blocks, from the last to the first. 1 if there is not enough memory. */
 static int backward(Work *w) {
     const int lasting = !w->s->decay.numbers && !w->s->strength.numbers;
     move_state(w, &w->s->to_last, 0, w->state_back, 0);
@@ -896,7 +834,18 @@ static int backward(Work *w) {
         const Block *begin = stop - 1, *needed = stop - 1;
         while (begin > w->blocks && segment_of(begin - 1) == segment_of(begin)) begin--;
         while (needed > begin && lasting && needed->t0 == needed->t1) needed--; /* keys that are added need no state */
-        if (states_again(w, begin, needed)) return 1;
+        if (w->room <= needed - begin) {
+            free(w->states);
+            w->states = NULL, w->room = needed - begin + 1;
+            if (posix_memalign((void **)&w->states, 64, w->room * w->size * sizeof(REAL))) return 1;
+        }
+        REAL *state = w->states;
+        move_state(w, &w->s->states, segment_of(begin), state, 0);
+        for (const Block *b = begin; b < needed; b++, state += w->size) {
+            copy(state, w->size, state + w->size, w->size);
+            load_block(w, &(Block){b->t0, b->t0, b->s0, b->s1}, state, 0);
+            write_block(w, state + w->size);
+        }
         for (; stop > begin; stop--)
             block_back(w, stop - 1, w->states + least(stop - 1 - begin, needed - begin) * w->size, w->state_back);
     }
@@ -906,41 +855,22 @@ static int backward(Work *w) {
     return 0;
 }
 
-/* --------------------------------------------------------------------------------------------------------- threads */
-
-typedef struct {
-    const Scan *scan;
-    int64_t first, stop; /* heads */
-    int backward, failed;
-    pthread_t thread;
-} Share;
-
-static void *run_share(void *given) {
-    Share *share = given;
-    const Scan *s = share->scan;
-    Work w[1] = {{.s = s, .dim = padded(s->dim), .values = padded(s->values), .direction = share->backward ? -1 : 1}};
-    w->q.given = &s->q, w->q.most = s->query_scale;
-    w->k.given = &s->k, w->k.most = 1;
-    w->features = s->turned ? 2 * w->dim : w->dim;
-    w->size = w->features * (w->values + 1);
-    w->weighted = s->turned || s->decay.numbers;
+/* Computes some heads. */
+static void *run(void *given) {
+    Work *w = given;
     lay_out(w);
-    const int64_t blocks = (s->shared + s->keys + 2 * s->queries) / WRITTEN + 2 * (s->growing / s->unit) + 6; /* at most */
-    w->blocks = malloc(blocks * sizeof *w->blocks);
-    share->failed = !w->blocks || posix_memalign((void **)&w->arena, 64, w->used * sizeof(REAL));
-    if (!share->failed) lay_out(w);
-    for (int64_t item = share->first; !share->failed && item < share->stop; item++) {
-        w->batch = item / s->heads, w->head = item % s->heads;
-        w->k.keep = s->keep.numbers ? (const uint8_t *)s->keep.numbers + place(w, &s->keep, 0) : NULL;
+    w->failed = posix_memalign((void **)&w->arena, 64, w->used * sizeof(REAL));
+    if (!w->failed) lay_out(w);
+    for (int64_t item = w->first; !w->failed && item < w->stop; item++) {
+        w->batch = item / w->s->heads, w->head = item % w->s->heads;
+        w->k.keep = at(w, &w->s->keep, 0);
         load_network(w, &w->q);
         load_network(w, &w->k);
         cut(w);
-        if (share->backward) share->failed = backward(w);
+        if (w->direction < 0) w->failed = backward(w);
         else forward(w);
     }
-    free(w->states);
-    free(w->arena);
-    free(w->blocks);
+    free(w->states), free(w->arena);
     return NULL;
 }
 
@@ -948,16 +878,20 @@ static void *run_share(void *given) {
  * depend on their number. */
 int JOINED(leapformer_scan, REAL)(const Scan *s, int backward) {
     const int64_t heads = s->batch * s->heads, count = heads ? least(s->threads, heads) : 1;
-    Share *shares = malloc(count * sizeof *shares);
+    const int64_t dim = padded(s->dim), values = padded(s->values), features = s->turned ? 2 * dim : dim;
+    Work *works = malloc(count * sizeof *works);
     int64_t started = 0;
     int failed = 0;
-    if (!shares) return 1;
+    if (!works) return 1;
     for (int64_t i = 0; i < count; i++)
-        shares[i] = (Share){.scan = s, heads * i / count, heads * (i + 1) / count, .backward = backward};
-    while (started < count - 1 && !pthread_create(&shares[started].thread, NULL, run_share, &shares[started])) started++;
-    for (int64_t i = started; i < count; i++) run_share(&shares[i]);
-    for (int64_t i = 0; i < started; i++) pthread_join(shares[i].thread, NULL);
-    for (int64_t i = 0; i < count; i++) failed |= shares[i].failed;
-    free(shares);
+        works[i] = (Work){.s = s, .first = heads * i / count, .stop = heads * (i + 1) / count,
+                          .dim = dim, .values = values, .features = features, .size = features * (values + 1),
+                          .direction = backward ? -1 : 1, .weighted = s->turned || s->decay.numbers,
+                          .q = {.given = &s->q, .most = s->query_scale}, .k = {.given = &s->k, .most = 1}};
+    while (started < count - 1 && !pthread_create(&works[started].thread, NULL, run, &works[started])) started++;
+    for (int64_t i = started; i < count; i++) run(&works[i]);
+    for (int64_t i = 0; i < started; i++) pthread_join(works[i].thread, NULL);
+    for (int64_t i = 0; i < count; i++) failed |= works[i].failed;
+    free(works);
     return failed;
 }

@@ -1,3 +1,3 @@
-/* scan.c in double precision. */
-#define REAL double
+#define REAL double /* scan.c in double precision */
+#define PLACE int64_t
 #include "scan.c"
