@@ -586,6 +586,19 @@ def test_what_is_broadcast_is_read_as_such(changes, calls):
     assert calls == [False]
 
 
+BROADCAST = [("k", 0), ("k", 1), ("k", 3), ("v", 0), ("v", 1), ("v", 2), *(("first", axis) for axis in range(4))]
+
+
+@pytest.mark.parametrize(("which", "axis"), BROADCAST)
+def test_every_dimension_may_be_broadcast(which, axis):
+    inputs = {"q": (2, 3, 5, 8), "k": (2, 3, 5, 8), "v": (2, 3, 5, 6), "first": (2, 3, 8, 6)}
+    given = {name: torch.randn(shape) for name, shape in inputs.items()}
+    one = given[which].narrow(axis, 0, 1).contiguous()
+    whole = one.expand(inputs[which]).contiguous()
+    got, expected = (scan.scan(**{**given, which: x}, mask=CAUSAL) for x in (one, whole))
+    assert all(torch.allclose(a, b) for a, b in zip(got, expected, strict=True))
+
+
 def test_imaginary_parts_are_negated_where_they_say_so():
     """Of a conjugate PyTorch does not compute the imaginary part, but remembers its sign."""
     mechanism, (q, k, v) = build("leap", DIM, HEADS), qkv()

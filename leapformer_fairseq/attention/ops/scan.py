@@ -219,8 +219,8 @@ def _prepared(inputs: Sequence[Tensor | None], shapes: dict[str, tuple[int, ...]
     like = tensors["q"]
     for name, x in tensors.items():
         x = x.to(like.dtype)
-        x = x.contiguous() if name == "first" else _rows(x)
-        tensors[name] = x if x.shape == shapes[name] else x.expand(shapes[name])
+        x = x if x.shape == shapes[name] else x.expand(shapes[name])
+        tensors[name] = x.contiguous() if name == "first" else _rows(x)
     return tensors
 
 
