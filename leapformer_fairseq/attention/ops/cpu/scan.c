@@ -686,7 +686,7 @@ static void read_block(Work *w) {
     const Scan *s = w->s;
     const int64_t features = w->features, values = w->values, width = w->k.width, count = w->q.count;
     const REAL *norm = w->state + features * values, *x = w->q.features, floor = s->floor;
-    REAL *normalizer = at(w, &s->normalizer, w->q.start);
+    REAL *norms = at(w, &s->normalizer, w->q.start);
     product(count, values, features, x, features, 1, w->state, w->sums, values, 0);
     for (int64_t i = 0; i < count; i += STRIP) {
         const int64_t rows = least(STRIP, count - i), seen = score(w, i, rows);
@@ -697,12 +697,12 @@ static void read_block(Work *w) {
                 if (w->weighted) *scores *= factor(w, i + r, j);
                 sum += *scores;
             }
-            if (s->normalizes) normalizer[i + r] = dot(x + (i + r) * features, norm, features) + total_of(sum);
+            if (s->normalizes) norms[i + r] = dot(x + (i + r) * features, norm, features) + (seen ? total_of(sum) : 0);
         }
         product(rows, values, least(seen, w->k.count), w->scores, width, 1, w->v, w->sums + i * values, values, 1);
     }
     for (int64_t i = 0; s->normalizes && i < count; i++)
-        scale(w->sums + i * values, 1 / (normalizer[i] < floor ? floor : normalizer[i]), values, w->sums + i * values);
+        scale(w->sums + i * values, 1 / (norms[i] < floor ? floor : norms[i]), values, w->sums + i * values);
     move(w, &w->q, &s->out, s->values, w->sums, 1);
 }
 
