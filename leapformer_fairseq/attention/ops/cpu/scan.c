@@ -389,7 +389,7 @@ static void activate(const Work *w, Side *x) {
         }
         if (activation == ELU) continue;
         for (int64_t d = 0; d < dim; d++) row[d] *= sigmoid(row[d]);
-        x->lengthened[t] = x->most / (REAL)sqrt(dot(row, row, dim) + SHORTEST * SHORTEST); /* as in ../unit.py */
+        x->lengthened[t] = (REAL)(x->most / sqrt(dot(row, row, dim) + SHORTEST * SHORTEST)); /* as in ../unit.py */
         scale(row, x->lengthened[t], dim, row);
     }
 }
@@ -404,7 +404,7 @@ static void activate_back(const Work *w, Side *x) {
     for (int64_t i = 0; i < numbers && activation == DIRECTION; i += dim) {
         const REAL *y = x->x + i, *raw = x->raw + i, factor = x->lengthened[i / dim];
         REAL *to_x = x->to_x + i;
-        const REAL along = dot(y, to_x, dim) / (x->most * x->most); /* the part that does not change the direction */
+        const REAL rest = factor * SHORTEST, along = dot(y, to_x, dim) / (dot(y, y, dim) + rest * rest);
         for (int64_t d = 0; d < dim; d++) {
             const REAL share = sigmoid(raw[d]), to_silu = factor * (to_x[d] - along * y[d]);
             to_x[d] = to_silu * share * (1 + raw[d] * (1 - share));
