@@ -586,6 +586,19 @@ def test_what_is_broadcast_is_read_as_such(changes, calls):
     assert calls == [False]
 
 
+BROADCAST = [("k", 0), ("k", 1), ("k", 3), ("v", 0), ("v", 1), ("v", 2), *(("first", axis) for axis in range(4))]
+
+
+@pytest.mark.parametrize(("which", "axis"), BROADCAST)
+def test_every_dimension_may_be_broadcast(which, axis):
+    inputs = {"q": (2, 3, 5, 8), "k": (2, 3, 5, 8), "v": (2, 3, 5, 6), "first": (2, 3, 8, 6)}
+    given = {name: torch.randn(shape) for name, shape in inputs.items()}
+    one = given[which].narrow(axis, 0, 1).contiguous()
+    whole = one.expand(inputs[which]).contiguous()
+    got, expected = (scan.scan(**{**given, which: x}, mask=CAUSAL) for x in (one, whole))
+    assert all(torch.allclose(a, b) for a, b in zip(got, expected, strict=True))
+
+
 def test_imaginary_parts_are_negated_where_they_say_so():
     """Of a conjugate PyTorch does not compute the imaginary part, but remembers its sign."""
     mechanism, (q, k, v) = build("leap", DIM, HEADS), qkv()
@@ -724,11 +737,13 @@ SANITIZERS = ("-g", "-O1", "-march=native", f"-fsanitize={CHECKS}", "-fno-saniti
 # What the sanitizers do not see by themselves: a buffer of the arena that is left, and one that is used before it is
 # filled. Between buffers comes memory that must not be touched, and all of them begin with NaN.
 HARDENED = {
-    "        w->used += NAME(padded)(rooms[i].numbers);\n": """
-        w->used += NAME(padded)(rooms[i].numbers) + 64 / (int64_t)sizeof(REAL);
-        if (w->arena) __asan_poison_memory_region(w->arena + w->used - 64 / (int64_t)sizeof(REAL), 64);
+    "    w->used += padded(numbers);\n": """
+    w->used += padded(numbers) + 64 / (int64_t)sizeof(REAL);
+    if (w->arena) __asan_poison_memory_region(w->arena + w->used - 64 / (int64_t)sizeof(REAL), 64);
 """,
-    "(NAME(lay_out)(w, backward), 0)": "(memset(w->arena, 255, w->used * sizeof(REAL)), NAME(lay_out)(w, backward), 0)",
+    "    if (!w->failed) lay_out(w);\n": """
+    if (!w->failed) memset(w->arena, 255, w->used * sizeof(REAL)), lay_out(w);
+""",
 }
 
 
@@ -772,13 +787,13 @@ def test_sanitizers_find_nothing(tmp_path):
         pytest.skip(f"the compiler has no sanitizers: {done.stderr.partition(chr(10))[0]}")
     find = [COMPILER, "-print-file-name=libasan.so"]
     library = subprocess.run(find, check=True, capture_output=True, text=True).stdout.strip()
-    body = (cpu.FOLDER / "scan_body.h").read_text()
+    body = "void __asan_poison_memory_region(void const volatile *, unsigned long);\n"
+    body += (cpu.FOLDER / "scan.c").read_text()
     for old, new in HARDENED.items():
         assert body.count(old) == 1, "the arena has changed: adapt HARDENED"
         body = body.replace(old, new)
-    (tmp_path / "scan_body.h").write_text(body)
-    declared = "void __asan_poison_memory_region(void const volatile *, unsigned long);\n"
-    (tmp_path / "scan.c").write_text(declared + (cpu.FOLDER / "scan.c").read_text())
+    (tmp_path / "scan.c").write_text(body)
+    (tmp_path / "scan_double.c").write_text((cpu.FOLDER / "scan_double.c").read_text())
     environment = {
         **os.environ,
         "XDG_CACHE_HOME": str(tmp_path),
@@ -797,8 +812,8 @@ def sanitized(count: int = 300) -> None:
     """What runs in the process with the sanitizers."""
     folder = Path(os.environ["XDG_CACHE_HOME"])
     cpu.FLAGS = (*SANITIZERS, "-shared", "-fPIC", "-std=gnu99", "-pthread")
-    cpu.SOURCES = (*(source for source in cpu.SOURCES if source.name != "scan.c"), folder / "scan.c")
-    cpu.HEADERS = (folder / "scan_body.h",)
+    own = ("scan.c", "scan_double.c")
+    cpu.SOURCES = (*(x for x in cpu.SOURCES if x.name not in own), *(folder / name for name in own))
     assert cpu.load() is not None
     for seed in range(count):
         check(drawn(seed, 1100 if seed % 20 == 0 else 130), seed)

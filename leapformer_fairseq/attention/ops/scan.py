@@ -26,9 +26,6 @@ PAIRS = 64  # queries that are compared in pairs with the keys of their block
 FEW = 1 << 17  # with fewer numbers in queries and keys, another thread does not pay
 
 
-_Strides = ctypes.c_int64 * 3
-
-
 class Map(NamedTuple):
     """How the kernel maps queries and keys x (B, H, T, D) to features.
 
@@ -96,7 +93,7 @@ def scan(
         raise ValueError("the kernel does not know proportion networks without a hidden layer; give turns")
     turns, networks = features.turns or (None, None), features.networks or (None, None)
     of_keys = (None if x is None else x.squeeze(-1) for x in (decay, strength))
-    inputs = [q, k, v, *turns, *networks, *of_keys, keep, first]
+    inputs = [q, k, v, *turns, *networks, *of_keys, None if keep is None else keep.unsqueeze(1), first]
     about = _About(mask, features, floor)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         return _Scan.apply(about, *inputs)
@@ -123,7 +120,7 @@ class _About(NamedTuple):
         state = (self._width(q), v.shape[3] + (self.floor is not None))
         out, last = _laid_out(q, v.shape[3]), q.new_empty(*lead, *state)
         normalizer = q.new_empty(*lead, q.shape[2] if sizes.normalizes else 0)
-        states = [q.new_empty(*lead, sizes.segments, *state)] if saves else []
+        states = [q.new_empty(*lead, (q.shape[2] + v.shape[2]) // SEGMENT + 1, *state)] if saves else []
         results = [out, last, normalizer, *states]
         names = ("out", "last", "normalizer", "states")[: len(results)]
         _call(sizes, {**tensors, **dict(zip(names, results, strict=True))}, backward=False)
@@ -136,43 +133,36 @@ class _About(NamedTuple):
         tensors = _prepared(inputs, self._shapes(inputs))
         sizes = self._sizes(tensors)
         out, _, normalizer, states = results
-        q, lead = tensors["q"], tensors["q"].shape[:2]
         to_out = torch.zeros_like(out) if to_out is None else _rows(to_out.to(out.dtype))
         gradients = {f"to_{name}": _laid_out(tensors[name], tensors[name].shape[3]) for name in ("q", "k", "v")}
-        for name in ("query_network", "key_network"):
+        for name in ("query_network", "key_network", "decay", "strength", "first"):
             if name in tensors:
-                gradients[f"to_{name}"] = q.new_empty(*lead, tensors[name].shape[1])
-        for name in ("decay", "strength", "first"):
-            if name in tensors:
-                gradients[f"to_{name}"] = torch.empty_like(tensors[name])
+                gradients[f"to_{name}"] = out.new_empty(tensors[name].shape)
         given = {"out": out, "normalizer": normalizer, "states": states, "to_out": to_out}
         if to_last is not None:
             given["to_last"] = to_last.contiguous()
         _call(sizes, {**tensors, **given, **gradients}, backward=True)
-        for name in ("to_query_network", "to_key_network"):
-            if name in gradients:  # each head has its gradients, summed here: the same for any number of threads
-                summed = gradients[name].sum(0)
-                gradients[name] = summed if sizes.per_head else summed.sum(0, keepdim=True)
-        return [gradients.get(f"to_{name}") for name in INPUTS]
+        # Each head has its gradients, summed here where the input was broadcast: the same for any number of threads.
+        pairs = zip(inputs, (gradients.get(f"to_{name}") for name in INPUTS), strict=True)
+        return [None if x is None or to_x is None else to_x.sum_to_size(x.shape) for x, to_x in pairs]
 
     def _shapes(self, inputs: Sequence[Tensor | None]) -> dict[str, tuple[int, ...]]:
         """The shape of each input: the kernel reads as much, whatever is there."""
-        q, k, v, network = inputs[0], inputs[1], inputs[2], inputs[INPUTS.index("query_network")]
+        q, k, v = inputs[:3]
         assert q is not None and k is not None and v is not None
         (batch, heads, queries, dim), keys, values = q.shape, k.shape[2], v.shape[3]
-        hidden, networks = self.features.hidden, 1 if network is None or len(network) == 1 else heads
-        numbers = (networks, (dim + 2) * hidden + 1)
+        network = (batch, heads, (dim + 2) * self.features.hidden + 1)
         return {
             "q": (batch, heads, queries, dim),
             "k": (batch, heads, keys, dim),
             "v": (batch, heads, keys, values),
             "query_turns": (batch, heads, queries, 2),
             "key_turns": (batch, heads, keys, 2),
-            "query_network": numbers,
-            "key_network": numbers,
+            "query_network": network,
+            "key_network": network,
             "decay": (batch, heads, keys),
             "strength": (batch, heads, keys),
-            "keep": (batch, keys),
+            "keep": (batch, heads, keys),
             "first": (batch, heads, self._width(q), values + (self.floor is not None)),
         }
 
@@ -191,7 +181,6 @@ class _About(NamedTuple):
             unit = max(1, min(mask.tokens, queries))
             shared, growing, gain, ahead = 0, queries, unit, max(0, min(mask.ahead, unit - mask.size))
             block = unit if ahead else PAIRS // unit * unit
-        network = tensors.get("query_network")
         few = batch * heads * (queries + keys) * dim < FEW
         return cpu.Scan(
             **dict(batch=batch, heads=heads, queries=queries, keys=keys, dim=dim, values=values),
@@ -199,10 +188,8 @@ class _About(NamedTuple):
             activation=ACTIVATIONS.index(features.activation),
             turned=features.turned,
             hidden=features.hidden,
-            per_head=network is not None and len(network) > 1,
             raw=features.raw,
             normalizes=self.floor is not None,
-            segments=(queries + keys) // SEGMENT + 1,
             threads=1 if few else torch.get_num_threads(),
             floor=self.floor or 0.0,
             query_scale=features.query_scale,
@@ -231,10 +218,9 @@ def _prepared(inputs: Sequence[Tensor | None], shapes: dict[str, tuple[int, ...]
     tensors = {name: x.detach() for name, x in zip(INPUTS, inputs, strict=True) if x is not None}
     like = tensors["q"]
     for name, x in tensors.items():
-        x = x.to(torch.bool if name == "keep" else like.dtype)
-        x = _rows(x) if name in cpu.Scan.STRIDES else x
+        x = x.to(like.dtype)
         x = x if x.shape == shapes[name] else x.expand(shapes[name])
-        tensors[name] = x if name in cpu.Scan.STRIDES else x.contiguous()
+        tensors[name] = x.contiguous() if name == "first" else _rows(x)
     return tensors
 
 
@@ -256,8 +242,8 @@ def _call(sizes: cpu.Scan, tensors: dict[str, Tensor], backward: bool) -> None:
     assert library is not None
     tensors = {name: x.resolve_neg() for name, x in tensors.items()}
     for name, x in tensors.items():
-        setattr(sizes, name, x.data_ptr())
-        if name in cpu.Scan.STRIDES:
-            setattr(sizes, f"{name}_strides", _Strides(*x.stride()[:3]))
-    if library.leapformer_scan(ctypes.byref(sizes), tensors["q"].dtype == torch.float64, backward):
+        setattr(sizes, name, (x.data_ptr(), x.stride()[:3]))
+    double = tensors["q"].dtype == torch.float64
+    run = library.leapformer_scan_double if double else library.leapformer_scan_float
+    if run(ctypes.byref(sizes), backward):
         raise MemoryError("there is no memory for the buffers of attention; read shorter texts or smaller batches")

@@ -28,8 +28,9 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
-SOURCES = tuple(FOLDER / name for name in ("linear_step.c", "recurrent_step.c", "slot_step.c", "scan.c"))
-HEADERS = (FOLDER / "scan_body.h",)
+SOURCES = tuple(
+    FOLDER / name for name in ("linear_step.c", "recurrent_step.c", "slot_step.c", "scan.c", "scan_double.c")
+)
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=gnu99", "-pthread")
 SWITCH = "LEAPFORMER_NATIVE"
 PATIENCE_S = 120  # a compiler that takes longer hangs; not tried again for a day, see `_compiled`
@@ -69,24 +70,27 @@ class SlotSizes(ctypes.Structure):
     ]
 
 
+class Tensor(ctypes.Structure):
+    """`Tensor` of scan.c: an address and three strides."""
+
+    _fields_ = [("numbers", ctypes.c_void_p), ("strides", ctypes.c_int64 * 3)]
+
+
 class Scan(ctypes.Structure):
     """`Scan` of scan.c."""
 
-    STRIDES = ("q", "k", "v", "out", "to_q", "to_k", "to_v", "to_out", "query_turns", "key_turns")
     TENSORS = (
-        *("q", "k", "v", "query_turns", "key_turns", "query_network", "key_network", "decay", "strength"),
-        *("keep", "first"),
-        *("out", "normalizer", "last", "states", "to_out", "to_last", "to_q", "to_k", "to_v"),
-        *("to_query_network", "to_key_network", "to_decay", "to_strength", "to_first"),
+        *("q", "query_turns", "query_network", "to_q", "to_query_network"),  # `Tokens`
+        *("k", "key_turns", "key_network", "to_k", "to_key_network"),
+        *("v", "to_v", "decay", "to_decay", "strength", "to_strength", "keep", "first", "to_first"),
+        *("last", "to_last", "out", "to_out", "normalizer", "states"),
     )
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("batch", "heads", "queries", "keys", "dim", "values")),
         *((name, ctypes.c_int64) for name in ("shared", "growing", "unit", "gain", "ahead", "block", "activation")),
-        *((name, ctypes.c_int64) for name in ("turned", "hidden", "per_head", "raw", "normalizes", "segments")),
-        ("threads", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("turned", "hidden", "raw", "normalizes", "threads")),
         *((name, ctypes.c_double) for name in ("floor", "query_scale")),
-        *((f"{name}_strides", ctypes.c_int64 * 3) for name in STRIDES),
-        *((name, ctypes.c_void_p) for name in TENSORS),
+        *((name, Tensor) for name in TENSORS),
     ]
 
 
@@ -95,9 +99,10 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "leapformer_step": (ctypes.POINTER(Sizes), _POINTER, _STRIDE, *[_POINTER] * 6),
     "leapformer_recurrent_step": (ctypes.POINTER(RecurrentSizes), _POINTER, _STRIDE, *[_POINTER] * 3),
     "leapformer_slot_step": (ctypes.POINTER(SlotSizes), _POINTER, _STRIDE, _POINTER, *[_STRIDE] * 2, *[_POINTER] * 4),
-    "leapformer_scan": (ctypes.POINTER(Scan), ctypes.c_int, ctypes.c_int),
+    "leapformer_scan_float": (ctypes.POINTER(Scan), ctypes.c_int),
+    "leapformer_scan_double": (ctypes.POINTER(Scan), ctypes.c_int),
 }
-_FAILS = ("leapformer_scan",)  # these return a number other than 0 if there is not enough memory
+_FAILS = ("leapformer_scan_float", "leapformer_scan_double")  # they return 1 if there is not enough memory
 
 
 def _function(name: str) -> Callable[..., Any] | None:
@@ -106,7 +111,7 @@ def _function(name: str) -> Callable[..., Any] | None:
 
 
 # Each gives its function of the library, or None if kernels are unavailable or turned off.
-step, recurrent_step, slot_step, scan = (functools.partial(_function, name) for name in _ARGUMENTS)
+step, recurrent_step, slot_step, scan = (functools.partial(_function, name) for name in (*_ARGUMENTS,)[:4])
 
 
 @contextmanager
@@ -159,7 +164,7 @@ def _compiled() -> Path:
     Raises OSError with the reason.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leapformer_fairseq"
-    parts = [*(source.read_text() for source in (*SOURCES, *HEADERS)), *FLAGS, _processor()]
+    parts = [*(source.read_text() for source in SOURCES), *FLAGS, _processor()]
     name = f"kernels-{_digest(chr(0).join(parts).encode())}"
     with _one_at_a_time:
         for library in cache.glob(f"{name}-*.so"):
