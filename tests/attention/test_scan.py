@@ -14,10 +14,13 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -335,17 +338,18 @@ def errors(got: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, flo
     return found
 
 
+@contextmanager
+def in_threads(count: int) -> Iterator[None]:
+    """Several threads of the kernel and none of PyTorch, whose threads a fork of this process would lack."""
+    with patch.object(scan, "FEW", 0), patch.object(torch, "get_num_threads", lambda: count):
+        yield
+
+
 def check(case: Case, seed: int = 0) -> None:
     torch.manual_seed(seed)
     leaves, call = made(case)
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(case.threads)
-        scan.FEW, few = 0, scan.FEW
+    with in_threads(case.threads):
         got = results(scan.scan, call, leaves, case, case.dtype)
-    finally:
-        scan.FEW = few
-        torch.set_num_threads(threads)
     expected = results(defined, call, leaves, case, torch.float64)
     limit = LIMIT[case.dtype] * (EXTREME if case.decays == "extreme" else 1)
     bad = {name: error for name, error in errors(got, expected).items() if not error < limit}
@@ -449,16 +453,12 @@ def close(run: Any, limit: float = 1e-5) -> None:
 
 
 @pytest.mark.parametrize("name", ["leap", "gated-leap", "delta"])
-def test_results_do_not_depend_on_threads(name, calls, monkeypatch):
-    monkeypatch.setattr(scan, "FEW", 0)
+def test_results_do_not_depend_on_threads(name, calls):
     mechanism, inputs = build(name, DIM, HEADS), qkv(150, batch=5)
     found = []
     for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        try:
+        with in_threads(threads):
             found.append(run_with_gradients(mechanism, inputs))
-        finally:
-            torch.set_num_threads(1)
     assert calls == [False, True] * 3
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 

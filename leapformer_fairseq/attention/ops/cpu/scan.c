@@ -257,7 +257,7 @@ static void to_columns(REAL *x, int64_t count, int64_t width, REAL *out) {
     BUFFER(v, keys * values) BUFFER(k_columns, keys * dim) BUFFER(v_columns, keys * values) /* transposed */         \
     BUFFER(total, keys + 1) BUFFER(ones, keys) /* log-decays cumulated in the block; the normalizer's column of v */ \
     BUFFER(scores, STRIP * keys) BUFFER(sums, queries * values) BUFFER(to_scores, STRIP * keys)                      \
-    BUFFER(to_sums, queries * values) BUFFER(to_norms, queries) BUFFER(to_v, keys * values)                          \
+    BUFFER(to_sums, queries * values) BUFFER(to_norms, queries) BUFFER(to_v, keys * values) BUFFER(seen, queries)    \
     BUFFER(state, size) BUFFER(state_back, size) /* (features, values), and the normalizer's column behind */        \
     BUFFER(state_columns, size) BUFFER(back_columns, size)                                                           \
     BUFFER(left, delta) BUFFER(grown, delta) BUFFER(rest, delta * values) /* these of the delta rule, see `solve` */ \
@@ -338,7 +338,7 @@ static void move(const Work *w, const Side *x, const Tensor *tensor, int64_t wid
     for (int64_t t = 0; t < x->count; t++, rows += padded(width)) {
         REAL *given = at(w, tensor, x->start + t), *out = store ? given : rows;
         /* For the next block: rows of a head are far apart in memory, and the processor does not foresee them. */
-        for (int64_t d = 0; d < width; d += 64 / (int64_t)sizeof(REAL)) __builtin_prefetch(given + ahead + d);
+        for (int64_t d = 0; d < width; d += 64 / (int64_t)sizeof(REAL)) __builtin_prefetch(given + ahead + d, 0, 2);
         if (is_padding(x, t)) clear(out, room);
         else copy(store ? rows : given, width, out, room);
     }
@@ -383,10 +383,8 @@ static void activate(const Work *w, Side *x) {
     for (int64_t t = 0; t < x->count && activation > RELU; t++) {
         REAL *row = x->x + t * dim;
         if (is_padding(x, t)) continue;
-        for (int64_t d = 0; d < w->s->dim && activation == ELU; d++) {
-            const REAL below = exponential(row[d] > 0 ? 0 : row[d]);
-            row[d] = row[d] > 0 ? row[d] + 1 : below;
-        }
+        for (int64_t d = 0; d < w->s->dim && activation == ELU; d++)
+            row[d] = exponential(row[d] > 0 ? 0 : row[d]) + (row[d] > 0 ? row[d] : 0);
         if (activation == ELU) continue;
         for (int64_t d = 0; d < dim; d++) row[d] *= sigmoid(row[d]);
         x->lengthened[t] = (REAL)(x->most / sqrt(dot(row, row, dim) + SHORTEST * SHORTEST)); /* as in ../unit.py */
@@ -476,8 +474,7 @@ static void proportions_back(const Work *w, Side *x, const REAL *input) {
 /* Features of the first n tokens: vectors times `state_cos` and, if turned, `state_sin`. */
 static void expand(const Work *w, Side *x, int64_t n) {
     for (int64_t t = 0; t < n; t++) {
-        const REAL *row = x->x + t * w->dim;
-        REAL *out = x->features + t * w->features;
+        REAL *row = x->x + t * w->dim, *out = x->features + t * w->features;
         scale(row, x->state_cos[t], w->dim, out);
         if (w->s->turned) scale(row, x->state_sin[t], w->dim, out + w->dim);
     }
@@ -555,8 +552,8 @@ static void cut(Work *w) {
     w->count = in_parts(next, (Block){t, s->queries, key, key}) - w->blocks;
 }
 
-/* The number of the segment in which a block lies. */
-static int64_t segment_of(const Block *b) { return (b->t0 + b->s0) / SEGMENT; }
+/* The number of a block's segment. With the first queries one begins: gradients of keys before need no state. */
+static int64_t segment_of(const Block *b) { return (b->t0 + b->s0) / SEGMENT + (b->t1 > 0); }
 
 /* How many of the block's keys its query number i sees. */
 static int64_t seen_by(const Work *w, int64_t i) { return least(w->k.count, (i / w->s->unit + 1) * w->s->gain); }
@@ -629,10 +626,13 @@ static void solve_back(Work *w) {
     product(count, dim, count, w->to_system, 1, width, k, w->k.to_x, dim, 1);
 }
 
-/* Multiplies the factors of a token by those of decays, of scores and of features, with these exponents. */
-static inline void decay(const Side *x, int64_t t, REAL of_scores, REAL of_features) {
-    const REAL score = exponential(of_scores), feature = exponential(of_features);
-    x->cos[t] *= score, x->sin[t] *= score, x->state_cos[t] *= feature, x->state_sin[t] *= feature;
+/* Multiplies factors of tokens, of scores and of features, by those of decays, e^(sign * (total - from)). */
+static void decay(Side *x, const REAL *totals, REAL sign, REAL scores_from, REAL features_from) {
+    for (int64_t t = 0; t < x->count; t++) {
+        const REAL score = exponential(sign * (totals[t] - scores_from));
+        const REAL feature = exponential(sign * (totals[t] - features_from));
+        x->cos[t] *= score, x->sin[t] *= score, x->state_cos[t] *= feature, x->state_sin[t] *= feature;
+    }
 }
 
 /* Loads the block's tokens and maps them. `state`: before the block, for the delta rule. */
@@ -649,8 +649,9 @@ static void load_block(Work *w, const Block *b, const REAL *state, int backward)
         for (int64_t j = 0; j < k->count; j++) w->total[j + 1] = w->total[j] + decays[j];
         /* Factors of scores are measured from what the first query sees, so those of queries never exceed 1. */
         const REAL origin = w->total[q->count ? seen_by(w, 0) : 0], end = w->total[w->written];
-        for (int64_t i = 0; i < q->count; i++) decay(q, i, w->total[seen_by(w, i)] - origin, w->total[seen_by(w, i)]);
-        for (int64_t j = 0; j < k->count; j++) decay(k, j, origin - w->total[j + 1], end - w->total[j + 1]);
+        for (int64_t i = 0; i < q->count; i++) w->seen[i] = w->total[seen_by(w, i)];
+        decay(q, w->seen, 1, origin, 0);
+        decay(k, w->total + 1, -1, origin, end);
     }
     clear(k->cos + k->count, k->width - k->count), clear(k->sin + k->count, k->width - k->count);
     expand(w, q, q->count);
@@ -880,8 +881,7 @@ int JOINED(leapformer_scan, REAL)(const Scan *s, int backward) {
     const int64_t heads = s->batch * s->heads, count = heads ? least(s->threads, heads) : 1;
     const int64_t dim = padded(s->dim), values = padded(s->values), features = s->turned ? 2 * dim : dim;
     Work *works = malloc(count * sizeof *works);
-    int64_t started = 0;
-    int failed = 0;
+    int64_t started = 0, failed = 0;
     if (!works) return 1;
     for (int64_t i = 0; i < count; i++)
         works[i] = (Work){.s = s, .first = heads * i / count, .stop = heads * (i + 1) / count,
@@ -893,5 +893,5 @@ int JOINED(leapformer_scan, REAL)(const Scan *s, int backward) {
     for (int64_t i = 0; i < started; i++) pthread_join(works[i].thread, NULL);
     for (int64_t i = 0; i < count; i++) failed |= works[i].failed;
     free(works);
-    return failed;
+    return failed != 0;
 }
