@@ -120,7 +120,8 @@ class _About(NamedTuple):
         state = (self._width(q), v.shape[3] + (self.floor is not None))
         out, last = _laid_out(q, v.shape[3]), q.new_empty(*lead, *state)
         normalizer = q.new_empty(*lead, q.shape[2] if sizes.normalizes else 0)
-        states = [q.new_empty(*lead, (q.shape[2] + v.shape[2]) // SEGMENT + 2, *state)] if saves else []
+        segments = (q.shape[2] + v.shape[2]) // SEGMENT + 2  # as `segment_of` in scan.c numbers them
+        states = [q.new_empty(*lead, segments, *state)] if saves else []
         results = [out, last, normalizer, *states]
         names = ("out", "last", "normalizer", "states")[: len(results)]
         _call(sizes, {**tensors, **dict(zip(names, results, strict=True))}, backward=False)

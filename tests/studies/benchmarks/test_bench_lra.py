@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from leapformer_fairseq.attention import Mechanism, find
-from leapformer_fairseq.attention.ops import cpu
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.modules import MechanismAttention
 from leapformer_fairseq.studies.benchmarks import lra, measure
@@ -141,11 +140,11 @@ def test_no_row_runs_its_layers_again():
 
 
 @pytest.mark.parametrize("kernel", [True, False])
-def test_a_wrong_training_form_is_a_disagreement(monkeypatch, kernel):
+def test_a_wrong_training_form_is_a_disagreement(monkeypatch, request, kernel):
     names = (lra.COSFORMER,) if kernel else (lra.COSFORMER, "linformer", "bigbird")
     form = "_whole" if kernel else "_in_segments"
     if not kernel:
-        monkeypatch.setenv(cpu.SWITCH, "0")
+        request.getfixturevalue("in_pytorch")
     assert all(lra.disagreement(name) is None for name in names)
     mechanisms = [find(lra._mechanism(name)[0]) for name in names]
     for mechanism in mechanisms:

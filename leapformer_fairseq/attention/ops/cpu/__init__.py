@@ -111,7 +111,10 @@ def _function(name: str) -> Callable[..., Any] | None:
 
 
 # Each gives its function of the library, or None if kernels are unavailable or turned off.
-step, recurrent_step, slot_step, scan = (functools.partial(_function, name) for name in (*_ARGUMENTS,)[:4])
+step = functools.partial(_function, "leapformer_step")
+recurrent_step = functools.partial(_function, "leapformer_recurrent_step")
+slot_step = functools.partial(_function, "leapformer_slot_step")
+scan = functools.partial(_function, "leapformer_scan_float")  # there with the one for float64, or not
 
 
 @contextmanager
