@@ -19,12 +19,14 @@ from leapformer_fairseq.support import user_dir
 
 from . import covering, made
 from .composing import compose_quickly
+from .patience import Patience
 
 torch.set_num_threads(1)
 compose_quickly()
 # A loader that was left in the middle, as by a command that fails, waits so long for each of its workers.
 torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the trainings that tests start, whose last digits depend on it
+PATIENCE = Patience(900.0)  # the longest test of the full tier takes five minutes
 COSTS = Path(__file__).with_name("costs.json")  # seconds of each file of tests, written by --costs
 
 if user_dir.given():  # before the tests that run over the register are collected
@@ -57,6 +59,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: -costs.get(_file_of(item.nodeid), 10.0))  # a new file may be a long one
     if mechanism:
         items.sort(key=lambda item: not _is_contract(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    PATIENCE.begin()
+    try:
+        return (yield)
+    finally:
+        PATIENCE.end()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,7 +15,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.reduction import DupFd
@@ -83,6 +84,22 @@ class _Streams:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return list, ([DupFd(one if isinstance(one, int) else one.fileno()) for one in self._streams],)
+
+
+def apart(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns in a fork, for what must not stay in a process that other tests fork.
+
+    PyTorch keeps process groups of gloo that were destroyed; a fork from another thread than theirs waits for their
+    threads, which it does not have, for ever.
+    """
+    with ProcessPoolExecutor(1, _forking, _alone) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def _alone() -> None:
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def is_ours(command: Sequence[str]) -> bool:

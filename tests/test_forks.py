@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from . import forks
 from .commands import leapformer, run
 from .covering import kept
+from .patience import Patience, started_since
 
 COMMANDS = {
     "an answer": ["doctor"],
@@ -85,3 +88,17 @@ def test_a_signal_ends_it(tmp_path):
         fork = forks.Fork(command, subprocess.DEVNULL, log, subprocess.STDOUT, dict(os.environ), start_new_session=True)
         fork.send_signal(signal.SIGKILL)
         assert fork.wait(30) == -signal.SIGKILL == fork.poll()
+
+
+def test_a_test_that_waits_for_ever_for_a_process_fails(tmp_path, capfd):
+    patience = Patience(0.5)
+    patience.begin()
+    began = time.clock_gettime(time.CLOCK_BOOTTIME)
+    code = "import faulthandler, time; faulthandler.enable(); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", f"import os, time; os.fork(); {code}"]) as process:
+        while len(started := started_since(began)) < 2:
+            time.sleep(0.01)
+        assert process.wait() == -signal.SIGABRT
+    patience.end()
+    assert process.pid in started and not started_since(began)
+    assert capfd.readouterr().err.count("Fatal Python error: Aborted") == 2

@@ -32,6 +32,7 @@ from leapformer_fairseq.attention.ops import dispatch
 from leapformer_fairseq.support.errors import LeapformerError
 
 from ..covering import each_with_one, kept
+from ..forks import apart
 
 DIM, HEADS, T, S, SOURCE = 32, 4, 12, 20, 16
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -796,21 +797,19 @@ def test_export(name, block):
 
 
 @ALL
-@pytest.mark.filterwarnings("ignore")
-def test_processes(name, block, tmp_path):
+def test_processes(name, block):
+    apart(_trained_by_processes, name, block)
+
+
+def _trained_by_processes(name, block):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
-    if not torch.distributed.is_initialized():
-        store = f"file://{tmp_path}/store"
-        torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    try:
-        attention = Attention(name, DIM, HEADS, block=block, **OPTIONS.get(name, {}))
-        expected = with_gradients(attention, block, attention, 40)
-        agree(with_gradients(attention, block, DistributedDataParallel(attention), 40), expected, 1e-6)
-        sharded = fully_shard(copy.deepcopy(attention), mesh=init_device_mesh("cpu", (1,)))
-        found = with_gradients(sharded, block, sharded, 40)
-        agree([getattr(x, "full_tensor", lambda x=x: x)() for x in found], expected, 1e-6)
-    finally:
-        torch.distributed.destroy_process_group()
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    attention = Attention(name, DIM, HEADS, block=block, **OPTIONS.get(name, {}))
+    expected = with_gradients(attention, block, attention, 40)
+    agree(with_gradients(attention, block, DistributedDataParallel(attention), 40), expected, 1e-6)
+    sharded = fully_shard(copy.deepcopy(attention), mesh=init_device_mesh("cpu", (1,)))
+    found = with_gradients(sharded, block, sharded, 40)
+    agree([getattr(x, "full_tensor", lambda x=x: x)() for x in found], expected, 1e-6)
