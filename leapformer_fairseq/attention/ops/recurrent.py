@@ -44,10 +44,8 @@ from . import dispatch, linear
 from .linear import read_state, state_of
 from .loops import over_tokens
 from .packing import packed, unpacked
-from .scan import runs, scan
+from .scan import LITTLE, knows, runs, scan
 from .segments import first_order
-
-LITTLE = 40.0  # largest exponent: (e^40)^2 times any feature is far below the largest float32
 
 
 class Written(NamedTuple):
@@ -169,8 +167,7 @@ def scaled_sums(
 
     The factor cancels in the division by the normalizer; not to apply it saves passes over the sums.
     """
-    one_decay = keys.decay is None or keys.decay.shape[-1] == 1  # the kernel knows none for each feature
-    if one_decay and q.dim() == 4 and runs(q, keys.k, keys.v, first):
+    if q.dim() == 4 and runs(q, keys.k, keys.v, first) and knows(mask, keys.decay):
         out, after = scan(q, keys.k, keys.v, mask, decay=keys.decay, strength=keys.strength, first=first)
         return out, None, after
     plain = keys.decay is None and keys.strength is None

@@ -1,8 +1,8 @@
 """Sums over whole sequences by the kernel in C (`cpu/scan.c`), forward and backward.
 
-It computes what `linear` and `recurrent` compute in PyTorch for sums with at most one decay per head. But it reads
-queries, keys and values as the projections left them, maps them to features itself, and saves for the backward pass
-nothing but its inputs, its output, the normalizers and a state for each 1,024 tokens.
+It computes what `linear` and `recurrent` compute in PyTorch. But it reads queries, keys and values as the projections
+left them, maps them to features itself, and saves for the backward pass nothing but its inputs, its output, the
+normalizers and a state for each 1,024 tokens.
 
 Shapes: B batch, H heads, T queries, S keys, D head dimension, F features, E value columns.
 """
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..masks import ChunkMask, Mask, PrefixMask
@@ -23,6 +24,7 @@ from .segments import first_order
 ACTIVATIONS = ("none", "relu", "elu", "direction")  # numbered as in scan.c
 SEGMENT = 1024  # tokens between saved states, as in scan.c
 PAIRS = 64  # queries that are compared in pairs with the keys of their block
+LITTLE = 40.0  # largest exponent of decays: (e^40)^2 times any feature is far below the largest float32
 FEW = 1 << 17  # with fewer numbers in queries and keys, another thread does not pay
 
 
@@ -61,6 +63,14 @@ def runs(*tensors: Tensor) -> bool:
     return not dispatch.is_traced() and dispatch.bounds(tensors[0].device).kernels and cpu.scan() is not None
 
 
+def knows(mask: Mask, decay: Tensor | None) -> bool:
+    """Whether the kernel can compute with these log-decays: with look-ahead, a chunk must not decay below e^-LITTLE."""
+    if decay is None or not (isinstance(mask, ChunkMask) and mask.ahead):
+        return True
+    chunks = F.pad(decay.detach(), (0, 0, 0, -decay.shape[2] % mask.tokens)).unflatten(2, (-1, mask.tokens))
+    return bool(chunks.sum(3).amin() > -LITTLE)
+
+
 def _is_plain(x: Tensor) -> bool:
     """Whether the numbers of a tensor are in memory of the CPU; those of subclasses, such as FakeTensor, are not."""
     return x.is_cpu and type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
@@ -82,7 +92,8 @@ def scan(
     """What queries (B, H, T, D) read of keys (B, H, S, D) and values (B, H, S, E), (B, H, T, E), and the last state.
 
     floor: lower bound of the normalizer; None: sums are not divided by one.
-    decay: log-decays <= 0 of the keys, (B, H, S, 1).
+    decay: log-decays <= 0 of the keys, (B, H, S, 1), that it `knows`; or (B, H, S, D) of each feature: then there are
+           no turns and no normalizer.
     strength: of the delta rule, (B, H, S, 1); None: values are added. With it there are no turns and no normalizer.
     keep:  (B, S), False at keys that are padding, which may hold anything but a decay or a strength.
     first: the state before the first key, (B, H, F, E), with a column for the normalizer if there is one.
@@ -92,8 +103,9 @@ def scan(
     if features.networks and features.hidden < 1:
         raise ValueError("the kernel does not know proportion networks without a hidden layer; give turns")
     turns, networks = features.turns or (None, None), features.networks or (None, None)
-    of_keys = (None if x is None else x.squeeze(-1) for x in (decay, strength))
-    inputs = [q, k, v, *turns, *networks, *of_keys, None if keep is None else keep.unsqueeze(1), first]
+    decay = decay if decay is None or decay.shape[-1] > 1 else decay.squeeze(-1)
+    strength = None if strength is None else strength.squeeze(-1)
+    inputs = [q, k, v, *turns, *networks, decay, strength, None if keep is None else keep.unsqueeze(1), first]
     about = _About(mask, features, floor)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         return _Scan.apply(about, *inputs)
@@ -161,7 +173,7 @@ class _About(NamedTuple):
             "key_turns": (batch, heads, keys, 2),
             "query_network": network,
             "key_network": network,
-            "decay": (batch, heads, keys),
+            "decay": (batch, heads, keys) if inputs[7] is None else (batch, heads, keys, dim)[: inputs[7].dim()],
             "strength": (batch, heads, keys),
             "keep": (batch, heads, keys),
             "first": (batch, heads, self._width(q), values + (self.floor is not None)),
@@ -189,6 +201,7 @@ class _About(NamedTuple):
             activation=ACTIVATIONS.index(features.activation),
             turned=features.turned,
             hidden=features.hidden,
+            gates=dim if "decay" in tensors and tensors["decay"].dim() == 4 else 1,
             raw=features.raw,
             normalizes=self.floor is not None,
             threads=1 if few else torch.get_num_threads(),

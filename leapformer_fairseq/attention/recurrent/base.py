@@ -189,7 +189,7 @@ class RecurrentMechanism(Mechanism):
                 return None
             k, v = map(accumulated, x[1:3])
             keys = Written(k, v, self.log_decay(k, x.key), self.strengths(k, x.key))
-            if keys.decay is not None and keys.decay.shape[-1] != 1:  # the kernel knows one decay per head
+            if not scan.knows(x.mask, keys.decay):
                 return None
             decay, strength = (keys if x.key.keep is None else keys.quiet(x.key.keep[:, None, :, None]))[2:]
             floor = self.normalizer_floor if self.averages else None

@@ -122,10 +122,6 @@ class GatedDelta(DeltaRule):
         # log sigmoid(-x) is -softplus(x); PyTorch 2.13 cannot trace the gradient of a transposed softplus (aot_eager).
         return self.log_rate.to(k.dtype).exp() * F.logsigmoid(-self.gate(k, tokens))
 
-    def scan_map(self, x: Inputs) -> Map | None:
-        # The kernel knows one decay per head: those of features are not computed for it, and again for PyTorch.
-        return None if self.by_feature else super().scan_map(x)
-
     def recurrence(self) -> RecurrentKernel:
         return replace(super().recurrence(), rates=self.log_rate.exp().flatten(), gate=self.gate.affine())
 

@@ -88,7 +88,7 @@ class Scan(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("batch", "heads", "queries", "keys", "dim", "values")),
         *((name, ctypes.c_int64) for name in ("shared", "growing", "unit", "gain", "ahead", "block", "activation")),
-        *((name, ctypes.c_int64) for name in ("turned", "hidden", "raw", "normalizes", "threads")),
+        *((name, ctypes.c_int64) for name in ("turned", "hidden", "gates", "raw", "normalizes", "threads")),
         *((name, ctypes.c_double) for name in ("floor", "query_scale")),
         *((name, Tensor) for name in TENSORS),
     ]

@@ -38,7 +38,7 @@
 #define WRITTEN 64    /* keys that are written together where no query is between them */
 #define SEGMENT 1024  /* tokens between two states that are saved for the backward pass */
 #define SHORTEST 1e-6 /* vectors that are much shorter do not get length one, as in ../../recurrent/delta.py */
-#define LITTLE 40     /* largest exponent of decays, as in ops/recurrent.py */
+#define LITTLE 40     /* largest exponent of decays, as in ../scan.py */
 
 /* Activations as in ../scan.py: max(x, 0), elu(x) + 1, and x sigmoid(x), scaled to length one. */
 enum { NONE, RELU, ELU, DIRECTION };
@@ -67,6 +67,7 @@ typedef struct {
     int64_t activation;      /* NONE, .. */
     int64_t turned;          /* features are [x cos, x sin] */
     int64_t hidden;          /* units of proportion networks */
+    int64_t gates;           /* log-decays of a key: one, or one for each of D features that are not turned */
     int64_t raw;             /* proportion networks read vectors before the activation */
     int64_t normalizes;      /* the state has a column for the normalizer, by which sums are divided */
     int64_t threads;
@@ -74,7 +75,7 @@ typedef struct {
     double query_scale;      /* of queries as directions */
     Tokens q, k;
     Tensor v, to_v;                 /* (B, H, S, E) */
-    Tensor decay, to_decay;         /* (B, H, S) log-decays <= 0, or NULL */
+    Tensor decay, to_decay;         /* (B, H, S) or (B, H, S, D) log-decays <= 0, or NULL */
     Tensor strength, to_strength;   /* (B, H, S) of the delta rule, or NULL: values are added */
     Tensor keep;                    /* (B, H, S), 0 at padding, or NULL */
     Tensor first, to_first;         /* (B, H, F, E + normalizes) state before the first key, or NULL: zeros */
@@ -164,8 +165,12 @@ static inline void scale(const REAL *x, REAL factor, int64_t count, REAL *out) {
     for (int64_t i = 0; i < count; i += LANES) AT(out + i) = factor * AT(x + i);
 }
 
+static inline void multiply(const REAL *x, const REAL *y, int64_t count, REAL *out) {
+    for (int64_t i = 0; i < count; i += LANES) AT(out + i) = AT(x + i) * AT(y + i);
+}
+
 static inline void add(const REAL *x, int64_t count, REAL *out) {
-    for (int64_t i = 0; i < count; i += LANES) AT(out + i) += AT(x + i);
+    for (int64_t i = 0; i < count; i++) out[i] += x[i];
 }
 
 /* Rows and vectors of `product` that registers hold. */
@@ -244,8 +249,8 @@ static void to_columns(REAL *x, int64_t count, int64_t width, REAL *out) {
  * p = sigmoid(last . relu(weight^T x + bias) + last_bias); its layer has a row for each hidden unit. */
 #define SIDE_BUFFERS(BUFFER)                                                                                         \
     BUFFER(x, n * dim) BUFFER(raw, n * dim) BUFFER(lengthened, n) /* after and before activation; by what scaled */  \
-    BUFFER(cos, n) BUFFER(sin, n)           /* factors of scores: of decays, and cosines and sines */                \
-    BUFFER(state_cos, n) BUFFER(state_sin, n) BUFFER(features, n * features) /* what reads a state or is written */  \
+    BUFFER(cos, n) BUFFER(sin, n) BUFFER(decayed, n * dim) BUFFER(factors, n * dim) /* of decays, see `fade` */      \
+    BUFFER(expanded, n * features)                                                                                   \
     BUFFER(to_x, n * dim) BUFFER(to_features, n * features) BUFFER(to_angles, n)                                     \
     BUFFER(weight_rows, hidden * dim) BUFFER(to_weight, hidden * dim) /* the weight transposed; its gradient */      \
     BUFFER(to_bias, (2 * hidden + 1) * LANES) /* gradients of bias, last and last_bias, as vectors to be summed */   \
@@ -255,14 +260,14 @@ static void to_columns(REAL *x, int64_t count, int64_t width, REAL *out) {
 /* The other buffers, for so many `queries` and `keys` of a block. */
 #define BUFFERS(BUFFER)                                                                                              \
     BUFFER(v, keys * values) BUFFER(k_columns, keys * dim) BUFFER(v_columns, keys * values) /* transposed */         \
-    BUFFER(total, keys + 1) BUFFER(ones, keys) /* log-decays cumulated in the block; the normalizer's column of v */ \
+    BUFFER(total, (keys + 1) * w->gates) BUFFER(to_decay, keys * w->gates) BUFFER(rest_decay, dim) /* see `cumulate` */ \
+    BUFFER(ones, keys) /* the normalizer's column of v */                                                            \
     BUFFER(scores, STRIP * keys) BUFFER(sums, queries * values) BUFFER(to_scores, STRIP * keys)                      \
-    BUFFER(to_sums, queries * values) BUFFER(to_norms, queries) BUFFER(to_v, keys * values) BUFFER(seen, queries)    \
+    BUFFER(to_sums, queries * values) BUFFER(to_norms, queries) BUFFER(to_v, keys * values)                          \
     BUFFER(state, size) BUFFER(state_back, size) /* (features, values), and the normalizer's column behind */        \
     BUFFER(state_columns, size) BUFFER(back_columns, size)                                                           \
-    BUFFER(left, delta) BUFFER(grown, delta) BUFFER(rest, delta * values) /* these of the delta rule, see `solve` */ \
-    BUFFER(taking, delta * dim) BUFFER(to_taking, delta * dim) BUFFER(system, delta * keys)                          \
-    BUFFER(lags, delta * keys) BUFFER(to_system, delta * keys)
+    BUFFER(rest, delta * values) BUFFER(reading, delta * dim) BUFFER(to_reading, delta * dim) /* see `solve` */      \
+    BUFFER(system, delta * keys) BUFFER(to_system, delta * keys)
 
 #define MEMBER(name, numbers) REAL *name;
 #define TAKE(name, numbers) x->name = take(w, numbers);
@@ -274,6 +279,7 @@ typedef struct {
     REAL most;                        /* length of directions */
     int64_t start, count, width;      /* the first token, how many, and padded to vectors */
     const REAL *weight, *bias, *last; /* as they come, packed: (D, hidden), (hidden), (hidden), last_bias */
+    REAL *scored, *features;          /* what is compared, and what reads a state or is written: buffers below */
     SIDE_BUFFERS(MEMBER)
 } Side;
 
@@ -281,9 +287,10 @@ typedef struct {
 typedef struct {
     const Scan *s;
     pthread_t thread;
-    int failed, weighted;                /* without memory; whether scores have a factor, of turns or decays */
+    int failed, fades;                   /* without memory; with decays */
     int64_t first, stop, batch, head;    /* the heads of all batch entries, from the first on, and the one at hand */
     int64_t dim, values, features, size; /* D, E and features of a token, padded to vectors; numbers of a state */
+    int64_t gates;                       /* log-decays of a key, padded to vectors if there are several */
     int64_t direction;                   /* 1 or -1: blocks are visited forward or backward */
     int64_t count, room;                 /* of blocks; of states of a segment, see `backward` */
     Block *blocks;
@@ -303,6 +310,8 @@ static REAL *take(Work *w, int64_t numbers) {
 static void lay_out_side(Work *w, Side *x, int64_t n) {
     const int64_t dim = w->dim, features = w->features, hidden = w->s->hidden;
     SIDE_BUFFERS(TAKE)
+    x->scored = w->fades ? x->decayed : x->x, x->features = w->s->turned ? x->expanded : x->scored;
+    for (int64_t i = 0; w->arena && i < n * dim; i++) x->factors[i] = 1;
 }
 
 /* The buffers; called once without an arena to measure it, and once with it. */
@@ -310,7 +319,7 @@ static void lay_out(Work *w) {
     const int64_t gained = w->s->block / w->s->unit * w->s->gain, dim = w->dim, values = w->values, size = w->size;
     const int64_t queries = padded(w->s->block > WRITTEN ? w->s->block : WRITTEN);
     const int64_t keys = padded(gained > WRITTEN ? gained : WRITTEN), delta = w->s->strength.numbers ? keys : 0;
-    const int64_t parts = (w->s->shared + w->s->keys + 2 * w->s->queries) / WRITTEN;
+    const int64_t parts = (w->s->shared + w->s->keys + 2 * w->s->queries) / WRITTEN + (delta ? w->s->keys : 0);
     const int64_t blocks = parts + 2 * (w->s->growing / w->s->unit) + 6; /* at most */
     Work *x = w;
     w->used = 0;
@@ -471,29 +480,30 @@ static void proportions_back(const Work *w, Side *x, const REAL *input) {
     product(x->count, dim, hidden, x->to_layer, 1, width, x->weight_rows, x->to_input, dim, 0);
 }
 
-/* Features of the first n tokens: vectors times `state_cos` and, if turned, `state_sin`. */
+/* Turned features of the first n tokens. */
 static void expand(const Work *w, Side *x, int64_t n) {
-    for (int64_t t = 0; t < n; t++) {
-        REAL *row = x->x + t * w->dim, *out = x->features + t * w->features;
-        scale(row, x->state_cos[t], w->dim, out);
-        if (w->s->turned) scale(row, x->state_sin[t], w->dim, out + w->dim);
+    for (int64_t t = 0; w->s->turned && t < n; t++) {
+        REAL *row = x->scored + t * w->dim, *out = x->features + t * w->features;
+        scale(row, x->cos[t], w->dim, out), scale(row, x->sin[t], w->dim, out + w->dim);
     }
 }
 
-/* Adds to gradients of vectors those of their features, and to those of angles, by which (cos, sin) has the derivative
- * (-sin, cos). */
+/* Adds to gradients of vectors that were compared those of the features of the first n, and to those of angles, by
+ * which (cos, sin) has the derivative (-sin, cos); then goes back to vectors without decays. */
 static void expand_back(const Work *w, Side *x, int64_t n) {
     const int64_t dim = w->dim;
-    for (int64_t t = 0; t < n; t++) {
-        const REAL *to_features = x->to_features + t * w->features, cos = x->state_cos[t], sin = x->state_sin[t];
+    if (!w->s->turned) add(x->to_features, n * dim, x->to_x);
+    for (int64_t t = 0; w->s->turned && t < n; t++) {
+        const REAL *to_features = x->to_features + t * w->features, cos = x->cos[t], sin = x->sin[t];
         vec to_angle = {0};
         for (int64_t d = 0; d < dim; d += LANES) {
-            const vec to_cos = AT(to_features + d), to_sin = w->s->turned ? AT(to_features + dim + d) : (vec){0};
+            const vec to_cos = AT(to_features + d), to_sin = AT(to_features + dim + d);
             AT(x->to_x + t * dim + d) += to_cos * cos + to_sin * sin;
-            to_angle += AT(x->x + t * dim + d) * (to_sin * cos - to_cos * sin);
+            to_angle += AT(x->scored + t * dim + d) * (to_sin * cos - to_cos * sin);
         }
-        if (w->s->turned) x->to_angles[t] += total_of(to_angle);
+        x->to_angles[t] += total_of(to_angle);
     }
+    if (w->fades) multiply(x->to_x, x->factors, x->count * dim, x->to_x);
 }
 
 /* Loads and maps the block's queries or keys [start, stop). */
@@ -507,7 +517,6 @@ static void load_tokens(const Work *w, Side *x, int64_t start, int64_t stop) {
         const REAL *turn = at(w, &x->given->turns, start + t);
         x->cos[t] = turn ? turn[0] : 1, x->sin[t] = turn ? turn[1] : 0;
     }
-    copy(x->cos, x->count, x->state_cos, x->count), copy(x->sin, x->count, x->state_sin, x->count);
 }
 
 /* Stores gradients of queries or keys, given those of mapped vectors and of angles. */
@@ -522,34 +531,39 @@ static void store_gradients(const Work *w, Side *x) {
 
 /* ---------------------------------------------------------------------------------------------------------- blocks */
 
-/* Appends what is left of a block without queries or without keys, in parts of at most WRITTEN tokens. */
-static Block *in_parts(Block *next, Block left) {
-    for (Block b = left; b.t0 < b.t1 || b.s0 < b.s1; b.t0 = next[-1].t1, b.s0 = next[-1].s1)
-        *next++ = (Block){b.t0, least(b.t0 + WRITTEN, b.t1), b.s0, least(b.s0 + WRITTEN, b.s1)};
-    return next;
+/* Up to which of keys [from, stop) no decay cumulated from there is below e^-LITTLE. */
+static int64_t mild(Work *w, int64_t from, int64_t stop) {
+    REAL *total = w->total;
+    clear(total, w->gates);
+    for (int64_t j = from; w->fades && j < stop; j++) {
+        const REAL *decays = at(w, &w->s->decay, j);
+        for (int64_t g = 0; g < w->s->gates; g++)
+            if ((total[g] += decays[g]) < -LITTLE) return j;
+    }
+    return stop;
 }
 
 /* Sets the blocks of the head at hand. One ends early where decays would make a factor of keys larger than e^LITTLE. */
 static void cut(Work *w) {
     const Scan *s = w->s;
-    const REAL *decays = at(w, &s->decay, 0);
-    Block *next = in_parts(w->blocks, (Block){0, 0, 0, s->shared});
-    int64_t t = 0, key = s->shared;
-    while (t < s->growing) {
-        Block block = {t, least(t + s->unit, s->growing), key, least(key + s->gain, s->keys)};
-        REAL decayed = 0;
-        while (block.t1 < s->growing && block.t1 - t < s->block) {
-            const int64_t stop = least(block.s1 + s->gain, s->keys);
-            for (int64_t j = block.s1; decays && j < stop; j++) decayed += decays[j];
-            if (decayed < -LITTLE) break;
-            block.t1 = least(block.t1 + s->unit, s->growing), block.s1 = stop;
-        }
-        if (s->block) *next++ = block;
-        else /* so many keys are written before they are read */
-            next = in_parts(in_parts(next, (Block){t, t, key, block.s1}), (Block){t, block.t1, block.s1, block.s1});
-        t = block.t1, key = block.s1;
+    const int delta = s->strength.numbers != NULL;
+    w->count = 0;
+    for (int64_t t = 0, key = 0; t < s->queries || key < s->keys; w->count++) {
+        const int64_t unit = t < s->growing ? t / s->unit : s->queries, stop = least(s->shared + unit * s->gain, s->keys);
+        const int64_t seen = least(stop + s->gain, s->keys), last = t < s->growing ? (unit + 1) * s->unit : s->queries;
+        Block *b = w->blocks + w->count;
+        *b = (Block){t, t, key, key};
+        if (key == stop && key < seen && s->block && (!delta || mild(w, key + 1, seen) == seen)) { /* pairs */
+            const int64_t most = mild(w, seen, least(key + s->block / s->unit * s->gain, s->keys));
+            b->t1 = least(last, s->growing), b->s1 = seen;
+            while (b->t1 < s->growing && b->t1 - t < s->block && least(b->s1 + s->gain, s->keys) <= most)
+                b->t1 = least(b->t1 + s->unit, s->growing), b->s1 = least(b->s1 + s->gain, s->keys);
+        } else if (key < seen) { /* keys that are written before they are read, being many or decaying strongly */
+            b->s1 = least(key + WRITTEN, key < stop ? stop : seen);
+            if (delta) b->s1 = mild(w, key + 1, b->s1);
+        } else b->t1 = least(least(t + WRITTEN, last), t < s->growing ? s->growing : s->queries);
+        t = b->t1, key = b->s1;
     }
-    w->count = in_parts(next, (Block){t, s->queries, key, key}) - w->blocks;
 }
 
 /* The number of a block's segment. With the first queries one begins: gradients of keys before need no state. */
@@ -560,104 +574,112 @@ static int64_t seen_by(const Work *w, int64_t i) { return least(w->k.count, (i /
 
 /* The delta rule: with b the strengths and c the cumulated decays, keys write, instead of their values v,
  *
- *     u_i = b_i (v_i - e^c_i k_i S - sum_{j < i} A_ij u_j),    A_ij = (k_i . k_j) e^(c_i - c_j).
+ *     u_i = b_i (v_i - e^c_i k_i S - sum_{j < i} A_ij u_j),    A_ij = (e^c_i k_i) . (e^-c_j k_j).
  *
- * S, the state before the block, is known, so that this is a triangular system, solved from the first key on, STRIP
- * keys at a time. `rest` is the sum in brackets, `taking` is -e^c k, and `system` is -A with the factors `lags`. */
+ * S, the state that the block reads, is known, so that this is a triangular system, solved from the first key on, STRIP
+ * keys at a time. `rest` is the sum in brackets, `reading` is -e^c k, and `system` is -A below its diagonal. */
 static void solve(Work *w, const REAL *state) {
     const int64_t dim = w->dim, values = w->values, count = w->k.count, width = w->k.width;
-    const REAL *strength = at(w, &w->s->strength, w->k.start), *total = w->total, *k = w->k.x;
-    const int mild = !w->s->decay.numbers || total[count] > -LITTLE; /* then lags are products, and few exponentials */
-    for (int64_t j = 0; j < count; j++) {
-        w->left[j] = w->s->decay.numbers ? exponential(total[j + 1]) : 1;
-        w->grown[j] = mild ? 1 / w->left[j] : 0;
-    }
-    for (int64_t i = 0; i < count; i++) {
-        REAL *lags = w->lags + i * width;
-        scale(k + i * dim, -w->left[i], dim, w->taking + i * dim);
-        if (mild) scale(w->grown, -w->left[i], i, lags);
-        for (int64_t j = 0; !mild && j < i; j++) lags[j] = -exponential(total[i + 1] - total[j + 1]);
-        clear(lags + i, width - i);
-    }
+    const REAL *strength = at(w, &w->s->strength, w->k.start);
+    for (int64_t i = 0; i < count * dim; i += LANES)
+        AT(w->reading + i) = -AT(w->k.x + i) / AT(w->k.factors + i);
     copy(w->v, count * values, w->rest, count * values);
-    product(count, values, dim, w->taking, dim, 1, state, w->rest, values, 1);
+    product(count, values, dim, w->reading, dim, 1, state, w->rest, values, 1);
     for (int64_t from = 0; from < count; from += STRIP) {
-        const int64_t to = least(from + STRIP, count), known = padded(to);
+        const int64_t to = least(from + STRIP, count);
         REAL *system = w->system + from * width;
-        product(to - from, known, w->s->dim, k + from * dim, dim, 1, w->k_columns, system, width, 0);
-        for (int64_t i = from * width; i < to * width; i += width)
-            for (int64_t j = i; j < i + known; j += LANES) AT(w->system + j) *= AT(w->lags + j);
+        product(to - from, padded(to), w->s->dim, w->reading + from * dim, dim, 1, w->k_columns, system, width, 0);
         product(to - from, values, from, system, width, 1, w->v, w->rest + from * values, values, 1);
-        for (int64_t i = from; i < to; i++)
-            for (int64_t e = 0; e < values; e += LANES) {
-                vec *rest = &AT(w->rest + i * values + e), sum = *rest;
-                for (int64_t j = from; j < i; j++) sum += w->system[i * width + j] * AT(w->v + j * values + e);
-                AT(w->v + i * values + e) = strength[i] * (*rest = sum);
-            }
+        for (int64_t i = from; i < to; i++) {
+            REAL *row = w->system + i * width, *rest = w->rest + i * values;
+            product(1, values, i - from, row + from, 0, 1, w->v + from * values, rest, values, 1);
+            scale(rest, strength[i], values, w->v + i * values);
+            clear(row + i, width - i);
+        }
     }
 }
 
 /* The gradients through `solve`, given those of what keys write, in `to_v`, which become those of values. Those of keys
- * that others read are added to theirs, those of keys that read are set in `to_taking`. */
+ * that others read are added to theirs, those of keys that read are set in `to_reading`. */
 static void solve_back(Work *w) {
     const int64_t dim = w->dim, values = w->values, count = w->k.count, width = w->k.width;
-    const REAL *strength = at(w, &w->s->strength, w->k.start), *k = w->k.x;
+    const REAL *strength = at(w, &w->s->strength, w->k.start);
     REAL *to_strength = at(w, &w->s->to_strength, w->k.start), *to_v = w->to_v;
     for (int64_t to = count, from; to > 0; to = from) { /* from the last key to the first, STRIP at a time */
         from = (to - 1) / STRIP * STRIP;
         product(to - from, values, count - to, w->system + to * width + from, 1, width, to_v + to * values,
                 to_v + from * values, values, 1);
         for (int64_t i = to - 1; i >= from; i--) {
-            vec to_b = {0};
-            for (int64_t e = 0; e < values; e += LANES) {
-                vec *row = &AT(to_v + i * values + e), sum = *row;
-                for (int64_t j = i + 1; j < to; j++) sum += w->system[j * width + i] * AT(to_v + j * values + e);
-                to_b += sum * AT(w->rest + i * values + e);
-                *row = sum * strength[i];
-            }
-            to_strength[i] = total_of(to_b);
+            REAL *row = to_v + i * values;
+            product(1, values, to - 1 - i, w->system + (i + 1) * width + i, 0, width, row + values, row, values, 1);
+            to_strength[i] = dot(row, w->rest + i * values, values);
+            scale(row, strength[i], values, row);
         }
     }
     product(count, width, w->s->values, to_v, values, 1, w->v_columns, w->to_system, width, 0);
-    for (int64_t i = 0; i < count * width; i += LANES) AT(w->to_system + i) *= AT(w->lags + i);
-    product(count, dim, w->s->values, to_v, values, 1, w->state_columns, w->to_taking, dim, 0);
-    for (int64_t i = 0; i < count; i++) scale(w->to_taking + i * dim, -w->left[i], dim, w->to_taking + i * dim);
-    product(count, dim, count, w->to_system, width, 1, k, w->to_taking, dim, 1);
-    product(count, dim, count, w->to_system, 1, width, k, w->k.to_x, dim, 1);
+    for (int64_t i = 0; i < count; i++) clear(w->to_system + i * width + i, width - i);
+    product(count, dim, w->s->values, to_v, values, 1, w->state_columns, w->to_reading, dim, 0);
+    product(count, dim, count, w->to_system, width, 1, w->k.scored, w->to_reading, dim, 1);
+    product(count, dim, count, w->to_system, 1, width, w->reading, w->k.to_x, dim, 1);
 }
 
-/* Multiplies factors of tokens, of scores and of features, by those of decays, e^(sign * (total - from)). */
-static void decay(Side *x, const REAL *totals, REAL sign, REAL scores_from, REAL features_from) {
+/* Cumulates the log-decays of the block's keys: `total` has a row before the first key and one after each. It is 0 at
+ * what the first query sees, so that factors of queries never exceed 1, and a strong decay before takes no digits. */
+static void cumulate(Work *w) {
+    const int64_t gates = w->gates, count = w->k.count, origin = w->q.count ? seen_by(w, 0) : w->written;
+    REAL *total = w->total, *rest = w->rest_decay;
+    clear(total, gates), clear(rest, gates);
+    if (gates > 1) move(w, &w->k, &w->s->decay, w->s->gates, total + gates, 0);
+    else memcpy(total + 1, at(w, &w->s->decay, w->k.start), count * sizeof(REAL));
+    for (int64_t j = origin; j >= 0; j--)
+        for (int64_t g = 0; g < gates; g++) {
+            const REAL decay = total[j * gates + g];
+            total[j * gates + g] = rest[g];
+            rest[g] -= decay;
+        }
+    for (int64_t j = origin + 1; j <= count; j++) add(total + (j - 1) * gates, gates, total + j * gates);
+}
+
+/* e^(sign x) */
+static void powers(REAL sign, const REAL *restrict x, int64_t count, REAL *restrict out) {
+    for (int64_t i = 0; i < count; i++) out[i] = exponential(sign * x[i]);
+}
+
+/* Multiplies queries by e^c and keys by e^-c. */
+static void fade(const Work *w, Side *x) {
+    const int64_t gates = w->gates, dim = w->dim, reads = x == &w->q;
     for (int64_t t = 0; t < x->count; t++) {
-        const REAL score = exponential(sign * (totals[t] - scores_from));
-        const REAL feature = exponential(sign * (totals[t] - features_from));
-        x->cos[t] *= score, x->sin[t] *= score, x->state_cos[t] *= feature, x->state_sin[t] *= feature;
+        const REAL *total = w->total + (reads ? seen_by(w, t) : t + 1) * gates, sign = reads ? 1 : -1;
+        REAL *factors = x->factors + t * dim;
+        powers(sign, total, gates, factors);
+        for (int64_t d = gates; d < dim; d++) factors[d] = factors[0];
     }
+    multiply(x->x, x->factors, x->count * dim, x->decayed);
 }
 
-/* Loads the block's tokens and maps them. `state`: before the block, for the delta rule. */
-static void load_block(Work *w, const Block *b, const REAL *state, int backward) {
+/* Multiplies a state, or a gradient, by e^(sign total). */
+static void fade_state(const Work *w, const REAL *total, REAL sign, REAL *state) {
+    const int64_t numbers = w->gates > 1 ? w->values : w->size;
+    if (!w->fades) return;
+    powers(sign, total, w->gates, w->rest_decay);
+    for (int64_t g = 0; g < w->gates; g++, state += numbers) scale(state, w->rest_decay[g], numbers, state);
+}
+
+/* Loads the block's tokens and maps them. `state` becomes from that before the block what the block reads. */
+static void load_block(Work *w, const Block *b, REAL *state, int backward) {
     const Scan *s = w->s;
-    const REAL *decays = at(w, &s->decay, b->s0);
     Side *q = &w->q, *k = &w->k;
     load_tokens(w, q, b->t0, b->t1);
     load_tokens(w, k, b->s0, b->s1);
     move(w, k, &s->v, s->values, w->v, 0);
     w->written = least(k->count, s->ahead ? s->gain - s->ahead : k->count);
-    if (decays) {
-        w->total[0] = 0;
-        for (int64_t j = 0; j < k->count; j++) w->total[j + 1] = w->total[j] + decays[j];
-        /* Factors of scores are measured from what the first query sees, so those of queries never exceed 1. */
-        const REAL origin = w->total[q->count ? seen_by(w, 0) : 0], end = w->total[w->written];
-        for (int64_t i = 0; i < q->count; i++) w->seen[i] = w->total[seen_by(w, i)];
-        decay(q, w->seen, 1, origin, 0);
-        decay(k, w->total + 1, -1, origin, end);
-    }
+    if (w->fades) cumulate(w), fade(w, q), fade(w, k);
+    fade_state(w, w->total, -1, state);
     clear(k->cos + k->count, k->width - k->count), clear(k->sin + k->count, k->width - k->count);
     expand(w, q, q->count);
     expand(w, k, w->written);
     if (!k->count || !(q->count || s->strength.numbers)) return;
-    to_columns(k->x, k->count, w->dim, w->k_columns);
+    to_columns(k->scored, k->count, w->dim, w->k_columns);
     if (s->strength.numbers) solve(w, state);
     if (backward) to_columns(w->v, k->count, w->values, w->v_columns);
 }
@@ -675,7 +697,7 @@ static void hide(const Work *w, int64_t i, int64_t rows, REAL *scores, int64_t s
 /* Scores of `rows` queries from number i on with the first keys of the block; how many, padded to vectors. */
 static int64_t score(const Work *w, int64_t i, int64_t rows) {
     const int64_t dim = w->dim, seen = padded(seen_by(w, i + rows - 1));
-    product(rows, seen, w->s->dim, w->q.x + i * dim, dim, 1, w->k_columns, w->scores, w->k.width, 0);
+    product(rows, seen, w->s->dim, w->q.scored + i * dim, dim, 1, w->k_columns, w->scores, w->k.width, 0);
     hide(w, i, rows, w->scores, seen);
     return seen;
 }
@@ -695,7 +717,7 @@ static void read_block(Work *w) {
             vec sum = {0};
             for (int64_t j = 0; j < seen; j += LANES) {
                 vec *scores = &AT(w->scores + r * width + j);
-                if (w->weighted) *scores *= factor(w, i + r, j);
+                if (w->s->turned) *scores *= factor(w, i + r, j);
                 sum += *scores;
             }
             if (s->normalizes) norms[i + r] = dot(x + (i + r) * features, norm, features) + (seen ? total_of(sum) : 0);
@@ -707,11 +729,11 @@ static void read_block(Work *w) {
     move(w, &w->q, &s->out, s->values, w->sums, 1);
 }
 
-/* The state after the block: S = e^total S + K^T V. */
+/* Makes of the state that the block read that after it: S + K^T V, decayed. */
 static void write_block(const Work *w, REAL *state) {
     if (!w->k.count) return;
-    if (w->s->decay.numbers) scale(state, exponential(w->total[w->written]), w->size, state);
     add_to_state(w, w->k.features, w->written, w->v, w->ones, state);
+    fade_state(w, w->total + w->written * w->gates, 1, state);
 }
 
 static void forward(Work *w) {
@@ -740,7 +762,7 @@ static void pairs_back(Work *w) {
         product(rows, seen, w->s->values, to_sums, values, 1, w->v_columns, w->to_scores, width, 0);
         if (w->s->normalizes) product(rows, seen, 1, w->to_norms + i, 1, 0, w->ones, w->to_scores, width, 1);
         hide(w, i, rows, w->to_scores, seen);
-        for (int64_t r = 0; w->weighted && r < rows; r++) {
+        for (int64_t r = 0; w->s->turned && r < rows; r++) {
             const REAL cos = q->cos[i + r], sin = q->sin[i + r];
             vec to_angle = {0};
             for (int64_t j = 0; j < seen; j += LANES) {
@@ -753,9 +775,15 @@ static void pairs_back(Work *w) {
             q->to_angles[i + r] += total_of(to_angle);
         }
         product(count, values, rows, w->scores, 1, width, to_sums, w->to_v, values, 1);
-        product(count, dim, rows, w->to_scores, 1, width, q->x + i * dim, k->to_x, dim, 1);
-        product(rows, dim, count, w->to_scores, width, 1, k->x, q->to_x + i * dim, dim, 1);
+        product(count, dim, rows, w->to_scores, 1, width, q->scored + i * dim, k->to_x, dim, 1);
+        product(rows, dim, count, w->to_scores, width, 1, k->scored, q->to_x + i * dim, dim, 1);
     }
+}
+
+/* Adds products of numbers to the gradient of a log-decay, or each to that of its feature. */
+static void add_products(const Work *w, REAL sign, const REAL *a, const REAL *b, int64_t count, REAL *out) {
+    if (w->gates == 1) *out += sign * dot(a, b, count);
+    for (int64_t i = 0; w->gates > 1 && i < count; i += LANES) AT(out + i) += sign * AT(a + i) * AT(b + i);
 }
 
 /* Gradients of the block's log-decays, whose factors of scores are e^(total seen by the query - total of the key), and
@@ -766,26 +794,32 @@ static void pairs_back(Work *w) {
  * decays after it. Sums that cannot cancel are summed from the other end. */
 static void decays_back(Work *w, const REAL *state, REAL *back) {
     const Side *q = &w->q, *k = &w->k;
-    const int64_t dim = w->dim, features = w->features;
-    const REAL factor = exponential(w->total[w->written]);
-    REAL *out = at(w, &w->s->to_decay, k->start), sum = 0;
+    const int64_t dim = w->dim, features = w->features, gates = w->gates, numbers = gates > 1 ? w->values : w->size;
+    REAL *out = w->to_decay, *sum = w->rest_decay;
+    clear(out, k->count * gates);
     for (int64_t j = 0; j < k->count; j++) {
-        out[j] = -dot(k->x + j * dim, k->to_x + j * dim, dim);
-        if (w->s->strength.numbers) out[j] += dot(k->x + j * dim, w->to_taking + j * dim, dim);
+        add_products(w, -1, k->scored + j * dim, k->to_x + j * dim, dim, out + j * gates);
+        if (!w->s->strength.numbers) continue;
+        add_products(w, 1, w->reading + j * dim, w->to_reading + j * dim, dim, out + j * gates);
     }
-    for (int64_t i = 0; i < q->count; i++) out[seen_by(w, i) - 1] += dot(q->x + i * dim, q->to_x + i * dim, dim);
-    for (int64_t j = k->count - 1; j >= 0; j--) out[j] = sum += out[j];
-    sum = factor * dot(state, back, w->size);
+    for (int64_t i = 0; i < q->count; i++) {
+        REAL *seen = out + (seen_by(w, i) - 1) * gates;
+        add_products(w, 1, q->scored + i * dim, q->to_x + i * dim, dim, seen);
+        add_products(w, 1, q->features + i * features, q->to_features + i * features, features, seen);
+    }
+    for (int64_t j = k->count - 2; j >= 0; j--) add(out + (j + 1) * gates, gates, out + j * gates);
+    for (int64_t g = 0; g < gates; g++) sum[g] = dot(state + g * numbers, back + g * numbers, numbers);
     for (int64_t j = 0; j < w->written; j++) {
-        out[j] += sum;
-        sum += dot(k->features + j * features, k->to_features + j * features, features);
+        add(sum, gates, out + j * gates);
+        add_products(w, 1, k->features + j * features, k->to_features + j * features, features, sum);
     }
-    scale(back, factor, w->size, back);
+    if (gates > 1) move(w, k, &w->s->to_decay, w->s->gates, out, 1);
+    else memcpy(at(w, &w->s->to_decay, k->start), out, k->count * sizeof(REAL));
 }
 
 /* Gradients of the block's queries, keys and values, given the state before it and the gradient of the state after it,
  * which becomes the gradient of the state before. */
-static void block_back(Work *w, const Block *b, const REAL *state, REAL *back) {
+static void block_back(Work *w, const Block *b, REAL *state, REAL *back) {
     const Scan *s = w->s;
     const int64_t dim = w->dim, values = w->values, features = w->features, numbers = features * values;
     const int delta = s->strength.numbers != NULL;
@@ -804,32 +838,34 @@ static void block_back(Work *w, const Block *b, const REAL *state, REAL *back) {
     }
     if (q->count) {
         features_back(w, q->count, w->to_sums, w->to_norms, w->state_columns, state + numbers, q->to_features);
-        expand_back(w, q, q->count);
     }
+    fade_state(w, w->total + w->written * w->gates, 1, back);
     if (k->count) {
         product(w->written, values, features, k->features, features, 1, back, w->to_v, values, 1);
         if (q->count) pairs_back(w);
         if (delta) solve_back(w);
         transpose(back, features, values, w->back_columns);
         features_back(w, w->written, w->v, w->ones, w->back_columns, back + numbers, k->to_features);
-        if (s->decay.numbers) decays_back(w, state, back);
-        if (delta) {
-            add(w->to_taking, k->count * dim, k->to_x);
-            product(dim, values, k->count, w->taking, 1, dim, w->to_v, back, values, 1);
-        }
+        if (w->fades) decays_back(w, state, back);
+        if (delta) product(dim, values, k->count, w->reading, 1, dim, w->to_v, back, values, 1);
         expand_back(w, k, w->written);
+        for (int64_t i = 0; delta && i < k->count * dim; i += LANES)
+            AT(k->to_x + i) -= AT(w->to_reading + i) / AT(k->factors + i);
         store_gradients(w, k);
         move(w, k, &s->to_v, s->values, w->to_v, 1);
     }
-    if (!q->count) return;
-    add_to_state(w, q->features, q->count, w->to_sums, w->to_norms, back);
-    store_gradients(w, q);
+    if (q->count) {
+        add_to_state(w, q->features, q->count, w->to_sums, w->to_norms, back);
+        expand_back(w, q, q->count);
+        store_gradients(w, q);
+    }
+    fade_state(w, w->total, -1, back);
 }
 
 /* From the last segment to the first: the states before its blocks are computed again from the saved one, then come the
  * gradients of its blocks, from the last to the first. 1 if there is not enough memory. */
 static int backward(Work *w) {
-    const int lasting = !w->s->decay.numbers && !w->s->strength.numbers;
+    const int lasting = !w->fades && !w->s->strength.numbers;
     move_state(w, &w->s->to_last, 0, w->state_back, 0);
     for (const Block *stop = w->blocks + w->count; stop > w->blocks;) {
         const Block *begin = stop - 1, *needed = stop - 1;
@@ -844,7 +880,7 @@ static int backward(Work *w) {
         move_state(w, &w->s->states, segment_of(begin), state, 0);
         for (const Block *b = begin; b < needed; b++, state += w->size) {
             copy(state, w->size, state + w->size, w->size);
-            load_block(w, &(Block){b->t0, b->t0, b->s0, b->s1}, state, 0);
+            load_block(w, &(Block){b->t0, b->t0, b->s0, b->s1}, state + w->size, 0);
             write_block(w, state + w->size);
         }
         for (; stop > begin; stop--)
@@ -886,7 +922,8 @@ int JOINED(leapformer_scan, REAL)(const Scan *s, int backward) {
     for (int64_t i = 0; i < count; i++)
         works[i] = (Work){.s = s, .first = heads * i / count, .stop = heads * (i + 1) / count,
                           .dim = dim, .values = values, .features = features, .size = features * (values + 1),
-                          .direction = backward ? -1 : 1, .weighted = s->turned || s->decay.numbers,
+                          .gates = s->gates > 1 ? dim : 1, .fades = s->decay.numbers != NULL,
+                          .direction = backward ? -1 : 1,
                           .q = {.given = &s->q, .most = s->query_scale}, .k = {.given = &s->k, .most = 1}};
     while (started < count - 1 && !pthread_create(&works[started].thread, NULL, run, &works[started])) started++;
     for (int64_t i = started; i < count; i++) run(&works[i]);
