@@ -219,16 +219,22 @@ class AttentionBlock(nn.Module):
     def self_step(self, x: Tensor, keep: Tensor | None, memory: Memory, mask: Mask) -> Tensor:
         """Self-attention over the next tokens: one, or several, such as a prompt."""
         memory.leave_inference()
+        count = self._columns(x)
+        step = memory.fused(x.device) if keep is None and memory.padded is None else None
+        prompt = None
+        if step is not None and count > 1 and mask == CAUSAL and self.execution() != "loop":
+            prompt = step.prompt(x, memory.state, self._heads)
+        if prompt is not None:
+            heads, memory.state = prompt
+            memory.mask = mask
+            memory.advance(count)
+            return self.project_out(heads)
         if memory.state is None:
             first = self.described(memory.tokens(0, None, x.device), x)
             memory.state = self.mechanism.init_state(self._rows(x), self.value_dim, x, first, mask)
             memory.mask = mask
-        count = self._columns(x)
         # A step reads all that was written, so it knows no limit on the past.
-        simple = count == 1 and keep is None and memory.padded is None
-        simple = simple and not (isinstance(mask, ChunkMask) and mask.past is not None)
-        step = memory.fused(x.device) if simple else None
-        if step is not None:
+        if step is not None and count == 1 and not (isinstance(mask, ChunkMask) and mask.past is not None):
             out = self._as_column(step(self._column(x), memory.state, memory.queries + 1, memory.lengths))
         else:
             tokens = self.described(memory.tokens(count, keep, x.device), x)

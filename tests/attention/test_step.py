@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Projections, TokenInfo, step_of
+from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Attention, Projections, TokenInfo, step_of
 from leapformer_fairseq.attention.bounded.sums import SlotSums
 from leapformer_fairseq.attention.ops import cpu as native
 
@@ -244,3 +244,32 @@ def test_the_step_in_c_is_really_taken(monkeypatch, name, step):
     monkeypatch.setattr(native, step, lambda: lambda *args: (calls.append(1), real(*args)))
     step_of(mechanism, projections)(torch.randn(B, C), empty(mechanism, B, D, torch.zeros(1)), 1)
     assert calls == [1]
+
+
+PROMPTS = ["relu", "elu", "leap", "gated-relu", "gated-leap", "delta", "gated-delta", "kda", "gla", "retention"]
+PROMPTS += [("leap", {"leap_per_head": True}), ("leap", {"leap_input": "raw"}), ("delta", {"output_gate": "sigmoid"})]
+
+
+@pytest.mark.parametrize("variant", [(x, {}) if isinstance(x, str) else x for x in PROMPTS], ids=label)
+@torch.no_grad()
+def test_prompts_are_read_by_the_kernel_from_fused_projections(variant):
+    name, options = variant
+    attention = Attention(name, C, H, block="decoder-self", **options).eval()
+    for parameter in attention.parameters():
+        parameter.copy_(torch.randn_like(parameter) * 0.3)
+    x = torch.randn(B, 80, C)
+    memory, outputs = attention.new_memory(), []
+    for start, stop in ((0, 17), (17, 18), (18, 80)):
+        if stop - start > 1:
+            assert memory.step.prompt(x[:, start:stop], memory.state, attention._heads) is not None
+        outputs.append(attention.self_step(x[:, start:stop], None, memory, CAUSAL))
+    torch.testing.assert_close(torch.cat(outputs, 1), attention(x), rtol=2e-4, atol=2e-5)
+
+
+@torch.no_grad()
+def test_prompts_that_the_kernel_does_not_know_are_read_without_it():
+    for name in ("rope", "softmax", "abc-mlp", "hgrn2"):
+        attention = Attention(name, C, H, block="decoder-self").eval()
+        memory, x = attention.new_memory(), torch.randn(B, 12, C)
+        assert memory.step.prompt(x, None, attention._heads) is None
+        torch.testing.assert_close(attention.self_step(x, None, memory, CAUSAL), attention(x), rtol=1e-4, atol=1e-5)

@@ -12,12 +12,18 @@ import ctypes
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels import FEATURES, Projections, RecurrentKernel
-from ..mechanism import Mechanism
+from ..linear.base import LinearState
+from ..masks import CAUSAL
+from ..mechanism import Mechanism, State
 from ..ops import cpu
-from .step import Step
+from ..ops.scan import IDENTITY, Map, runs, scan
+from ..ops.unit import unit
+from ..recurrent.base import SMALLEST
+from .step import ByHeads, Step
 
 
 class RecurrentStep(Step):
@@ -31,6 +37,7 @@ class RecurrentStep(Step):
         super().__init__(mechanism, projections)
         self.kernel = kernel
         self.rates = kernel.rates.detach().float().contiguous()
+        self.decays = bool(self.rates.any())
         self.places = {"gate": 0, "strength": 0, "output": 0}
         if self.self_attention:
             self._place("gate", *(kernel.gate or (None,)))
@@ -42,6 +49,35 @@ class RecurrentStep(Step):
         if weight is not None:
             self.places[name] = self.weight.shape[1]
             self.also_project(weight.detach(), weight.new_zeros(len(weight)) if bias is None else bias.detach())
+
+    def prompt(self, x: Tensor, state: State | None, by_heads: ByHeads) -> tuple[Tensor, State] | None:
+        kernel, scale = self.kernel, self.dim**-0.5
+        if kernel.features not in ("plain", "direction") or kernel.convolution is not None or kernel.floor:
+            return None
+        if not isinstance(state, LinearState | None) or not runs(x):
+            return None
+        projected = self.project(x)
+        q, k, v = map(by_heads, projected[..., : self.end].tensor_split((self.key, self.value), -1))
+
+        def logits(name: str, count: int) -> Tensor | None:
+            at = self.places[name]
+            return by_heads(projected[..., at : at + count]) if at else None
+
+        gate = logits("gate", 0 if kernel.gate is None else len(kernel.gate[0]))
+        strength, output = logits("strength", self.heads), logits("output", len(self.out_weight))
+        decay = self.rates.view(-1, 1, 1) * (-1 if gate is None else F.logsigmoid(-gate))
+        features = Map("direction", query_scale=scale) if kernel.features == "direction" else IDENTITY
+        out, last = scan(
+            q if kernel.features == "direction" else q * scale,
+            *(k, v, CAUSAL, features),
+            decay=decay.expand(*k.shape[:3], -1) if gate is not None or self.decays else None,
+            strength=None if strength is None else kernel.most * strength.sigmoid(),
+            first=None if state is None else state.kv,
+        )
+        out = unit(out, 1 / out.shape[3], SMALLEST)
+        if output is not None:
+            out = (F.silu(output) if kernel.swish else output.sigmoid()) * out
+        return out, LinearState(last)
 
     def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
         step, kv = cpu.recurrent_step(), state.kv

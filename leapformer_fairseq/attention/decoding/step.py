@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import Projections
-from ..mechanism import Mechanism
+from ..mechanism import Mechanism, State
 from ..tokens import TokenInfo
 
 _Sizes = TypeVar("_Sizes")
+ByHeads = Callable[[Tensor], Tensor]
 
 
 class Step:
@@ -59,6 +60,18 @@ class Step:
             )
         heads = self.attend(torch.addmm(self.bias, x, self.weight), x, state, position, lengths)
         return torch.addmm(self.out_bias, heads.to(self.out_bias.dtype), self.out_weight)
+
+    def prompt(self, x: Tensor, state: State | None, by_heads: ByHeads) -> tuple[Tensor, State] | None:
+        """What the next tokens x read in self-attention, (B, H, T, E), and the state after them, by one kernel.
+
+        `by_heads` brings projections in the layout of x to (B, H, T, D). A state of None is empty. The result is None
+        if the kernel for whole sequences is not there, or cannot read these tokens.
+        """
+        return None
+
+    def project(self, x: Tensor) -> Tensor:
+        """All projections of tokens, of any leading dimensions."""
+        return torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
 
     def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
         """What the heads read, concatenated, (B, H * E), given all projections of x, also concatenated."""

@@ -9,7 +9,6 @@ Shapes: B batch, H heads, T queries, S keys, D head dimension, F features, E val
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -183,7 +182,7 @@ class _About(NamedTuple):
         return q.shape[3] * (1 + self.features.turned)
 
     def _sizes(self, tensors: dict[str, Tensor]) -> cpu.Scan:
-        """The structure without pointers and strides."""
+        """The numbers that the kernel gets besides tensors."""
         mask, features = self.mask, self.features
         (batch, heads, queries, dim), (keys, values) = tensors["q"].shape, tensors["v"].shape[2:]
         shared, growing, unit, gain, ahead, block = keys, 0, 1, 1, 0, PAIRS
@@ -255,9 +254,8 @@ def _call(sizes: cpu.Scan, tensors: dict[str, Tensor], backward: bool) -> None:
     library = cpu.load()  # a backward pass runs it even if kernels were turned off since
     assert library is not None
     tensors = {name: x.resolve_neg() for name, x in tensors.items()}
-    for name, x in tensors.items():
-        setattr(sizes, name, (x.data_ptr(), x.stride()[:3]))
+    given = sizes.packed({name: (x.data_ptr(), *x.stride()[:3]) for name, x in tensors.items()})
     double = tensors["q"].dtype == torch.float64
     run = library.leapformer_scan_double if double else library.leapformer_scan_float
-    if run(ctypes.byref(sizes), backward):
+    if run(given, backward):
         raise MemoryError("there is no memory for the buffers of attention; read shorter texts or smaller batches")

@@ -15,7 +15,7 @@ def unit(x: Tensor, share: float, least: float) -> Tensor:
     """x / sqrt(share |x|^2 + least) for vectors (.., D): share = 1 gives length one, share = 1 / D unit RMS."""
     if dispatch.is_exported():
         return _one_operator(x, share * x.shape[-1], least)
-    return _Unit.apply(x, share, least)
+    return (_Unit.apply if torch.is_grad_enabled() else _Unit.forward)(x, share, least)  # apply takes 40 µs
 
 
 def _one_operator(x: Tensor, share: float, least: float) -> Tensor:
