@@ -249,7 +249,7 @@ static void to_columns(REAL *x, int64_t count, int64_t width, REAL *out) {
  * p = sigmoid(last . relu(weight^T x + bias) + last_bias); its layer has a row for each hidden unit. */
 #define SIDE_BUFFERS(BUFFER)                                                                                         \
     BUFFER(x, n * dim) BUFFER(raw, n * dim) BUFFER(lengthened, n) /* after and before activation; by what scaled */  \
-    BUFFER(cos, n) BUFFER(sin, n) BUFFER(decayed, n * dim) BUFFER(factors, n * dim) /* of decays, see `fade` */      \
+    BUFFER(cos, n) BUFFER(sin, n) BUFFER(decayed, n * dim) BUFFER(factors, n * w->gates) /* of decays, see `fade` */      \
     BUFFER(expanded, n * features)                                                                                   \
     BUFFER(to_x, n * dim) BUFFER(to_features, n * features) BUFFER(to_angles, n)                                     \
     BUFFER(weight_rows, hidden * dim) BUFFER(to_weight, hidden * dim) /* the weight transposed; its gradient */      \
@@ -261,13 +261,14 @@ static void to_columns(REAL *x, int64_t count, int64_t width, REAL *out) {
 #define BUFFERS(BUFFER)                                                                                              \
     BUFFER(v, keys * values) BUFFER(k_columns, keys * dim) BUFFER(v_columns, keys * values) /* transposed */         \
     BUFFER(total, (keys + 1) * w->gates) BUFFER(to_decay, keys * w->gates) BUFFER(rest_decay, dim) /* see `cumulate` */ \
+    BUFFER(seen, queries * w->gates)                                                                                 \
     BUFFER(ones, keys) /* the normalizer's column of v */                                                            \
     BUFFER(scores, STRIP * keys) BUFFER(sums, queries * values) BUFFER(to_scores, STRIP * keys)                      \
     BUFFER(to_sums, queries * values) BUFFER(to_norms, queries) BUFFER(to_v, keys * values)                          \
     BUFFER(state, size) BUFFER(state_back, size) /* (features, values), and the normalizer's column behind */        \
     BUFFER(state_columns, size) BUFFER(back_columns, size)                                                           \
     BUFFER(rest, delta * values) BUFFER(reading, delta * dim) BUFFER(to_reading, delta * dim) /* see `solve` */      \
-    BUFFER(system, delta * keys) BUFFER(to_system, delta * keys)
+    BUFFER(system, delta * keys) BUFFER(to_system, delta * keys) BUFFER(rising, delta * w->gates)
 
 #define MEMBER(name, numbers) REAL *name;
 #define TAKE(name, numbers) x->name = take(w, numbers);
@@ -310,8 +311,8 @@ static REAL *take(Work *w, int64_t numbers) {
 static void lay_out_side(Work *w, Side *x, int64_t n) {
     const int64_t dim = w->dim, features = w->features, hidden = w->s->hidden;
     SIDE_BUFFERS(TAKE)
-    x->scored = w->fades ? x->decayed : x->x, x->features = w->s->turned ? x->expanded : x->scored;
-    for (int64_t i = 0; w->arena && i < n * dim; i++) x->factors[i] = 1;
+    x->scored = w->fades && !w->s->turned ? x->decayed : x->x, x->features = w->s->turned ? x->expanded : x->scored;
+    for (int64_t i = 0; w->arena && i < n * w->gates; i++) x->factors[i] = 1;
 }
 
 /* The buffers; called once without an arena to measure it, and once with it. */
@@ -328,6 +329,14 @@ static void lay_out(Work *w) {
     lay_out_side(w, &w->k, keys);
     BUFFERS(TAKE)
     for (int64_t j = 0; w->arena && j < keys; j++) w->ones[j] = 1;
+}
+
+/* Multiplies the vectors of tokens by one number for each, or for each of its features. */
+static void scale_rows(const Work *w, int64_t count, const REAL *numbers, const REAL *x, REAL *out) {
+    const int64_t dim = w->dim;
+    for (int64_t t = 0; t < count; t++, x += dim, out += dim, numbers += w->gates)
+        if (w->gates == 1) scale(x, *numbers, dim, out);
+        else multiply(x, numbers, dim, out);
 }
 
 /* ----------------------------------------------------------------------------------------------- tokens and states */
@@ -489,7 +498,7 @@ static void expand(const Work *w, Side *x, int64_t n) {
 }
 
 /* Adds to gradients of vectors that were compared those of the features of the first n, and to those of angles, by
- * which (cos, sin) has the derivative (-sin, cos); then goes back to vectors without decays. */
+ * which (cos, sin) has the derivative (-sin, cos). */
 static void expand_back(const Work *w, Side *x, int64_t n) {
     const int64_t dim = w->dim;
     if (!w->s->turned) add(x->to_features, n * dim, x->to_x);
@@ -503,7 +512,6 @@ static void expand_back(const Work *w, Side *x, int64_t n) {
         }
         x->to_angles[t] += total_of(to_angle);
     }
-    if (w->fades) multiply(x->to_x, x->factors, x->count * dim, x->to_x);
 }
 
 /* Loads and maps the block's queries or keys [start, stop). */
@@ -581,8 +589,8 @@ static int64_t seen_by(const Work *w, int64_t i) { return least(w->k.count, (i /
 static void solve(Work *w, const REAL *state) {
     const int64_t dim = w->dim, values = w->values, count = w->k.count, width = w->k.width;
     const REAL *strength = at(w, &w->s->strength, w->k.start);
-    for (int64_t i = 0; i < count * dim; i += LANES)
-        AT(w->reading + i) = -AT(w->k.x + i) / AT(w->k.factors + i);
+    for (int64_t i = 0; i < count * w->gates; i++) w->rising[i] = -1 / w->k.factors[i];
+    scale_rows(w, count, w->rising, w->k.x, w->reading);
     copy(w->v, count * values, w->rest, count * values);
     product(count, values, dim, w->reading, dim, 1, state, w->rest, values, 1);
     for (int64_t from = 0; from < count; from += STRIP) {
@@ -645,22 +653,16 @@ static void powers(REAL sign, const REAL *restrict x, int64_t count, REAL *restr
     for (int64_t i = 0; i < count; i++) out[i] = exponential(sign * x[i]);
 }
 
-/* Multiplies queries by e^c and keys by e^-c. */
-static void fade(const Work *w, Side *x) {
-    const int64_t gates = w->gates, dim = w->dim, reads = x == &w->q;
-    for (int64_t t = 0; t < x->count; t++) {
-        const REAL *total = w->total + (reads ? seen_by(w, t) : t + 1) * gates, sign = reads ? 1 : -1;
-        REAL *factors = x->factors + t * dim;
-        powers(sign, total, gates, factors);
-        for (int64_t d = gates; d < dim; d++) factors[d] = factors[0];
-    }
-    multiply(x->x, x->factors, x->count * dim, x->decayed);
+/* Multiplies queries by e^c and keys by e^-c, or their cosines and sines. */
+static void fade(const Work *w, Side *x, REAL sign, const REAL *totals) {
+    powers(sign, totals, x->count * w->gates, x->factors);
+    for (int64_t t = 0; w->s->turned && t < x->count; t++) x->cos[t] *= x->factors[t], x->sin[t] *= x->factors[t];
+    if (!w->s->turned) scale_rows(w, x->count, x->factors, x->x, x->decayed);
 }
 
 /* Multiplies a state, or a gradient, by e^(sign total). */
 static void fade_state(const Work *w, const REAL *total, REAL sign, REAL *state) {
     const int64_t numbers = w->gates > 1 ? w->values : w->size;
-    if (!w->fades) return;
     powers(sign, total, w->gates, w->rest_decay);
     for (int64_t g = 0; g < w->gates; g++, state += numbers) scale(state, w->rest_decay[g], numbers, state);
 }
@@ -673,8 +675,13 @@ static void load_block(Work *w, const Block *b, REAL *state, int backward) {
     load_tokens(w, k, b->s0, b->s1);
     move(w, k, &s->v, s->values, w->v, 0);
     w->written = least(k->count, s->ahead ? s->gain - s->ahead : k->count);
-    if (w->fades) cumulate(w), fade(w, q), fade(w, k);
-    fade_state(w, w->total, -1, state);
+    if (w->fades) {
+        cumulate(w);
+        for (int64_t i = 0; i < q->count; i++)
+            memcpy(w->seen + i * w->gates, w->total + seen_by(w, i) * w->gates, w->gates * sizeof(REAL));
+        fade(w, q, 1, w->seen), fade(w, k, -1, w->total + w->gates);
+        fade_state(w, w->total, -1, state);
+    }
     clear(k->cos + k->count, k->width - k->count), clear(k->sin + k->count, k->width - k->count);
     expand(w, q, q->count);
     expand(w, k, w->written);
@@ -733,7 +740,7 @@ static void read_block(Work *w) {
 static void write_block(const Work *w, REAL *state) {
     if (!w->k.count) return;
     add_to_state(w, w->k.features, w->written, w->v, w->ones, state);
-    fade_state(w, w->total + w->written * w->gates, 1, state);
+    if (w->fades) fade_state(w, w->total + w->written * w->gates, 1, state);
 }
 
 static void forward(Work *w) {
@@ -802,11 +809,8 @@ static void decays_back(Work *w, const REAL *state, REAL *back) {
         if (!w->s->strength.numbers) continue;
         add_products(w, 1, w->reading + j * dim, w->to_reading + j * dim, dim, out + j * gates);
     }
-    for (int64_t i = 0; i < q->count; i++) {
-        REAL *seen = out + (seen_by(w, i) - 1) * gates;
-        add_products(w, 1, q->scored + i * dim, q->to_x + i * dim, dim, seen);
-        add_products(w, 1, q->features + i * features, q->to_features + i * features, features, seen);
-    }
+    for (int64_t i = 0; i < q->count; i++)
+        add_products(w, 1, q->scored + i * dim, q->to_x + i * dim, dim, out + (seen_by(w, i) - 1) * gates);
     for (int64_t j = k->count - 2; j >= 0; j--) add(out + (j + 1) * gates, gates, out + j * gates);
     for (int64_t g = 0; g < gates; g++) sum[g] = dot(state + g * numbers, back + g * numbers, numbers);
     for (int64_t j = 0; j < w->written; j++) {
@@ -838,8 +842,9 @@ static void block_back(Work *w, const Block *b, REAL *state, REAL *back) {
     }
     if (q->count) {
         features_back(w, q->count, w->to_sums, w->to_norms, w->state_columns, state + numbers, q->to_features);
+        expand_back(w, q, q->count);
     }
-    fade_state(w, w->total + w->written * w->gates, 1, back);
+    if (w->fades) fade_state(w, w->total + w->written * w->gates, 1, back);
     if (k->count) {
         product(w->written, values, features, k->features, features, 1, back, w->to_v, values, 1);
         if (q->count) pairs_back(w);
@@ -849,17 +854,20 @@ static void block_back(Work *w, const Block *b, REAL *state, REAL *back) {
         if (w->fades) decays_back(w, state, back);
         if (delta) product(dim, values, k->count, w->reading, 1, dim, w->to_v, back, values, 1);
         expand_back(w, k, w->written);
-        for (int64_t i = 0; delta && i < k->count * dim; i += LANES)
-            AT(k->to_x + i) -= AT(w->to_reading + i) / AT(k->factors + i);
+        if (w->fades && !s->turned) scale_rows(w, k->count, k->factors, k->to_x, k->to_x);
+        if (delta) {
+            scale_rows(w, k->count, w->rising, w->to_reading, w->to_reading);
+            add(w->to_reading, k->count * dim, k->to_x);
+        }
         store_gradients(w, k);
         move(w, k, &s->to_v, s->values, w->to_v, 1);
     }
     if (q->count) {
         add_to_state(w, q->features, q->count, w->to_sums, w->to_norms, back);
-        expand_back(w, q, q->count);
+        if (w->fades && !s->turned) scale_rows(w, q->count, q->factors, q->to_x, q->to_x);
         store_gradients(w, q);
     }
-    fade_state(w, w->total, -1, back);
+    if (w->fades) fade_state(w, w->total, -1, back);
 }
 
 /* From the last segment to the first: the states before its blocks are computed again from the saved one, then come the
