@@ -14,6 +14,7 @@ import torch
 from leapformer_fairseq.attention import CAUSAL
 from leapformer_fairseq.attention.ops import cpu
 
+from ..compiler import COMPILER, NO_COMPILER
 from .cases import DIM, HEADS, build
 
 KERNELS = (cpu.step, cpu.recurrent_step, cpu.slot_step, cpu.scan)
@@ -32,6 +33,8 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def compiler(tmp_path, monkeypatch):
     """Makes CC of a shell script, which writes to `out`; `library` is a real one."""
+    if COMPILER is None:
+        pytest.skip(NO_COMPILER)
     cpu._loaded.cache_clear()
     library = cpu.load()
     assert library is not None

@@ -11,7 +11,6 @@ import math
 import os
 import platform
 import random
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,9 +37,11 @@ from leapformer_fairseq.attention.recurrent.delta import SHORTEST
 from leapformer_fairseq.support.errors import LeapformerError
 
 from .. import covering
+from ..compiler import COMPILER, needs_compiler
 from .cases import DIM, HEADS, build
 from .test_defects import WIDTH, NaNInNewMemory
 
+pytestmark = needs_compiler
 CASES = 48  # of the default tier
 TIMES = int(os.environ.get("FUZZ_TIMES", "1"))
 LIMIT = {torch.float64: 1e-8, torch.float32: 2e-4}
@@ -759,7 +760,6 @@ def test_eight_threads_at_once():
 
 
 # ------------------------------------------------------------------------------------------------- as it is compiled
-COMPILER = shutil.which(os.environ.get("CC", "cc")) or "cc"
 CHECKS = "address,undefined,float-cast-overflow"
 X86 = platform.machine() == "x86_64"
 SANITIZERS = ("-g", "-O1", "-march=native", f"-fsanitize={CHECKS}", "-fno-sanitize-recover=undefined")

@@ -249,9 +249,8 @@ static void to_columns(REAL *x, int64_t count, int64_t width, REAL *out) {
  * p = sigmoid(last . relu(weight^T x + bias) + last_bias); its layer has a row for each hidden unit. */
 #define SIDE_BUFFERS(BUFFER)                                                                                         \
     BUFFER(x, n * dim) BUFFER(raw, n * dim) BUFFER(lengthened, n) /* after and before activation; by what scaled */  \
-    BUFFER(cos, n) BUFFER(sin, n) BUFFER(decayed, n * dim) BUFFER(factors, n * w->gates) /* of decays, see `fade` */      \
-    BUFFER(expanded, n * features)                                                                                   \
-    BUFFER(to_x, n * dim) BUFFER(to_features, n * features) BUFFER(to_angles, n)                                     \
+    BUFFER(cos, n) BUFFER(sin, n) BUFFER(decayed, n * dim) BUFFER(factors, n * w->gates) /* see `fade` */            \
+    BUFFER(expanded, n * features) BUFFER(to_x, n * dim) BUFFER(to_features, n * features) BUFFER(to_angles, n)      \
     BUFFER(weight_rows, hidden * dim) BUFFER(to_weight, hidden * dim) /* the weight transposed; its gradient */      \
     BUFFER(to_bias, (2 * hidden + 1) * LANES) /* gradients of bias, last and last_bias, as vectors to be summed */   \
     BUFFER(columns, n * dim) BUFFER(to_input, n * dim) /* what the network reads, as columns; its gradient */        \
@@ -260,9 +259,8 @@ static void to_columns(REAL *x, int64_t count, int64_t width, REAL *out) {
 /* The other buffers, for so many `queries` and `keys` of a block. */
 #define BUFFERS(BUFFER)                                                                                              \
     BUFFER(v, keys * values) BUFFER(k_columns, keys * dim) BUFFER(v_columns, keys * values) /* transposed */         \
-    BUFFER(total, (keys + 1) * w->gates) BUFFER(to_decay, keys * w->gates) BUFFER(rest_decay, dim) /* see `cumulate` */ \
-    BUFFER(seen, queries * w->gates)                                                                                 \
-    BUFFER(ones, keys) /* the normalizer's column of v */                                                            \
+    BUFFER(total, (keys + 1) * w->gates) BUFFER(to_decay, keys * w->gates) BUFFER(seen, queries * w->gates)          \
+    BUFFER(by_gates, dim) BUFFER(ones, keys) /* factors or sums; the normalizer's column of v */                     \
     BUFFER(scores, STRIP * keys) BUFFER(sums, queries * values) BUFFER(to_scores, STRIP * keys)                      \
     BUFFER(to_sums, queries * values) BUFFER(to_norms, queries) BUFFER(to_v, keys * values)                          \
     BUFFER(state, size) BUFFER(state_back, size) /* (features, values), and the normalizer's column behind */        \
@@ -557,8 +555,9 @@ static void cut(Work *w) {
     const int delta = s->strength.numbers != NULL;
     w->count = 0;
     for (int64_t t = 0, key = 0; t < s->queries || key < s->keys; w->count++) {
-        const int64_t unit = t < s->growing ? t / s->unit : s->queries, stop = least(s->shared + unit * s->gain, s->keys);
-        const int64_t seen = least(stop + s->gain, s->keys), last = t < s->growing ? (unit + 1) * s->unit : s->queries;
+        const int64_t grows = t < s->growing, unit = t / s->unit; /* t sees keys before `seen` */
+        const int64_t stop = grows ? least(s->shared + unit * s->gain, s->keys) : s->keys;
+        const int64_t seen = least(stop + s->gain, s->keys), last = grows ? (unit + 1) * s->unit : s->queries;
         Block *b = w->blocks + w->count;
         *b = (Block){t, t, key, key};
         if (key == stop && key < seen && s->block && (!delta || mild(w, key + 1, seen) == seen)) { /* pairs */
@@ -569,7 +568,7 @@ static void cut(Work *w) {
         } else if (key < seen) { /* keys that are written before they are read, being many or decaying strongly */
             b->s1 = least(key + WRITTEN, key < stop ? stop : seen);
             if (delta) b->s1 = mild(w, key + 1, b->s1);
-        } else b->t1 = least(least(t + WRITTEN, last), t < s->growing ? s->growing : s->queries);
+        } else b->t1 = least(least(t + WRITTEN, last), grows ? s->growing : last);
         t = b->t1, key = b->s1;
     }
 }
@@ -635,17 +634,14 @@ static void solve_back(Work *w) {
  * what the first query sees, so that factors of queries never exceed 1, and a strong decay before takes no digits. */
 static void cumulate(Work *w) {
     const int64_t gates = w->gates, count = w->k.count, origin = w->q.count ? seen_by(w, 0) : w->written;
-    REAL *total = w->total, *rest = w->rest_decay;
-    clear(total, gates), clear(rest, gates);
-    if (gates > 1) move(w, &w->k, &w->s->decay, w->s->gates, total + gates, 0);
-    else memcpy(total + 1, at(w, &w->s->decay, w->k.start), count * sizeof(REAL));
-    for (int64_t j = origin; j >= 0; j--)
-        for (int64_t g = 0; g < gates; g++) {
-            const REAL decay = total[j * gates + g];
-            total[j * gates + g] = rest[g];
-            rest[g] -= decay;
-        }
-    for (int64_t j = origin + 1; j <= count; j++) add(total + (j - 1) * gates, gates, total + j * gates);
+    REAL *total = w->total, *decays = w->to_decay; /* not gradients yet */
+    if (gates > 1) move(w, &w->k, &w->s->decay, w->s->gates, decays, 0);
+    else memcpy(decays, at(w, &w->s->decay, w->k.start), count * sizeof(REAL));
+    clear(total + origin * gates, gates);
+    for (int64_t j = origin; j < count; j++)
+        for (int64_t i = j * gates; i < (j + 1) * gates; i++) total[i + gates] = total[i] + decays[i];
+    for (int64_t j = origin - 1; j >= 0; j--)
+        for (int64_t i = j * gates; i < (j + 1) * gates; i++) total[i] = total[i + gates] - decays[i];
 }
 
 /* e^(sign x) */
@@ -663,8 +659,8 @@ static void fade(const Work *w, Side *x, REAL sign, const REAL *totals) {
 /* Multiplies a state, or a gradient, by e^(sign total). */
 static void fade_state(const Work *w, const REAL *total, REAL sign, REAL *state) {
     const int64_t numbers = w->gates > 1 ? w->values : w->size;
-    powers(sign, total, w->gates, w->rest_decay);
-    for (int64_t g = 0; g < w->gates; g++, state += numbers) scale(state, w->rest_decay[g], numbers, state);
+    powers(sign, total, w->gates, w->by_gates);
+    for (int64_t g = 0; g < w->gates; g++, state += numbers) scale(state, w->by_gates[g], numbers, state);
 }
 
 /* Loads the block's tokens and maps them. `state` becomes from that before the block what the block reads. */
@@ -802,7 +798,7 @@ static void add_products(const Work *w, REAL sign, const REAL *a, const REAL *b,
 static void decays_back(Work *w, const REAL *state, REAL *back) {
     const Side *q = &w->q, *k = &w->k;
     const int64_t dim = w->dim, features = w->features, gates = w->gates, numbers = gates > 1 ? w->values : w->size;
-    REAL *out = w->to_decay, *sum = w->rest_decay;
+    REAL *out = w->to_decay, *sum = w->by_gates;
     clear(out, k->count * gates);
     for (int64_t j = 0; j < k->count; j++) {
         add_products(w, -1, k->scored + j * dim, k->to_x + j * dim, dim, out + j * gates);
