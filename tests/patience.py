@@ -37,6 +37,7 @@ class Patience(threading.Thread):
                 for process in started_since(began[1]):
                     with suppress(ProcessLookupError):
                         os.kill(process, signal.SIGABRT)
+                        time.sleep(0.1)  # or else they write at the same time
 
 
 def started_since(boottime: float) -> list[int]:

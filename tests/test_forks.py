@@ -101,4 +101,4 @@ def test_a_test_that_waits_for_ever_for_a_process_fails(tmp_path, capfd):
         assert process.wait() == -signal.SIGABRT
     patience.end()
     assert process.pid in started and not started_since(began)
-    assert capfd.readouterr().err.count("Fatal Python error: Aborted") == 2
+    assert "Fatal Python error" in capfd.readouterr().err

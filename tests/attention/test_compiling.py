@@ -14,7 +14,7 @@ import torch
 from leapformer_fairseq.attention import CAUSAL
 from leapformer_fairseq.attention.ops import cpu
 
-from ..compiler import COMPILER, NO_COMPILER
+from ..compiler import COMPILER, NO_COMPILER, needs_compiler
 from .cases import DIM, HEADS, build
 
 KERNELS = (cpu.step, cpu.recurrent_step, cpu.slot_step, cpu.scan)
@@ -200,6 +200,7 @@ class TestWithoutKernels:
         again()
         assert cpu.load() is not None
 
+    @needs_compiler
     @pytest.mark.parametrize("folder", ["/proc/no/such/folder", "a file"])
     def test_a_cache_that_cannot_be_written(self, failure, folder, monkeypatch, tmp_path):
         if folder == "a file":
@@ -223,6 +224,7 @@ class TestWithoutKernels:
         monkeypatch.setenv(cpu.SWITCH, "0")
         assert pytorch_runs() and cpu.reason() == "LEAPFORMER_NATIVE=0" and not caplog.records
 
+    @needs_compiler
     def test_they_are_turned_off_in_one_thread(self):
         with cpu.turned_off(), ThreadPoolExecutor(1) as other:
             assert pytorch_runs()

@@ -12,6 +12,7 @@ from leapformer_fairseq.attention import CAUSAL, Carry, Projections, TokenInfo, 
 from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.support.errors import LeapformerError
 
+from ..compiler import needs_compiler
 from .cases import DIM, HEADS, attend, empty, heads, joined, scanned, written
 
 B, H, D, C, L, T = 3, HEADS, DIM, HEADS * DIM, 5, 9
@@ -124,6 +125,7 @@ def test_steps_of_cross_attention_equal_attend(projections, shared, dtype, langu
     assert_same_states(state, before, 0)  # reading changes nothing
 
 
+@needs_compiler
 @each_projections
 @torch.no_grad()
 def test_c_is_really_taken(projections, monkeypatch):

@@ -13,6 +13,7 @@ from torch import nn
 from leapformer_fairseq.attention import Projections, TokenInfo, step_of
 from leapformer_fairseq.attention.ops import cpu as native
 
+from ..compiler import needs_compiler
 from .cases import OURS, RECURRENT, build, empty, scanned, written
 from .cases import VARIANTS as CONVOLVED
 
@@ -129,6 +130,7 @@ def test_hypotheses_share_the_state_of_their_source(name, options, language):
     assert torch.equal(state.kv, before.kv), "reading changes nothing"
 
 
+@needs_compiler
 @each
 @torch.no_grad()
 def test_c_serves_after_a_prompt_and_over_a_source(name, options, monkeypatch):

@@ -15,6 +15,7 @@ from leapformer_fairseq.attention.decoding.slots import SlotStep
 from leapformer_fairseq.attention.ops import cpu as native
 from leapformer_fairseq.support.errors import LeapformerError
 
+from ..compiler import needs_compiler
 from .cases import empty, scanned
 
 B, H, D, E, C, N = 2, 3, 4, 6, 12, 5
@@ -70,6 +71,7 @@ def test_steps_follow_a_prompt(name, options, dtype, language, monkeypatch):
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12 if dtype == torch.float64 else 1e-4)
 
 
+@needs_compiler
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=lambda x: x if isinstance(x, str) else "")
 @torch.no_grad()
 def test_c_serves_after_a_prompt(name, options, monkeypatch):

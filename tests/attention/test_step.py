@@ -13,6 +13,7 @@ from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Attention, Projecti
 from leapformer_fairseq.attention.bounded.sums import SlotSums
 from leapformer_fairseq.attention.ops import cpu as native
 
+from ..compiler import needs_compiler
 from ..covering import covering
 from . import cases
 from .cases import (
@@ -236,6 +237,7 @@ def test_the_step_of_every_mechanism_is_tested(name):
     assert name in tested, "name its step in VARIANTS, OTHERS or CROSS_ONLY"
 
 
+@needs_compiler
 @pytest.mark.parametrize(("name", "step"), [("leap", "step"), ("abc-mlp", "slot_step"), ("abc-random", "slot_step")])
 @torch.no_grad()
 def test_the_step_in_c_is_really_taken(monkeypatch, name, step):
@@ -250,6 +252,7 @@ PROMPTS = ["relu", "elu", "leap", "gated-relu", "gated-leap", "delta", "gated-de
 PROMPTS += [("leap", {"leap_per_head": True}), ("leap", {"leap_input": "raw"}), ("delta", {"output_gate": "sigmoid"})]
 
 
+@needs_compiler
 @pytest.mark.parametrize("variant", [(x, {}) if isinstance(x, str) else x for x in PROMPTS], ids=label)
 @torch.no_grad()
 def test_prompts_are_read_by_the_kernel_from_fused_projections(variant):

@@ -17,6 +17,7 @@ from leapformer_fairseq.cli import fairseq_commands
 from leapformer_fairseq.cli import main as cli
 from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.options import add_command, described
+from tests.compiler import needs_compiler
 from tests.fresh import run_after
 
 
@@ -280,6 +281,7 @@ class TestList:
 
 
 class TestDoctor:
+    @needs_compiler
     def test_report(self, capsys, monkeypatch):
         pytest.importorskip("fairseq")
         monkeypatch.setenv("LEAPFORMER_DISPATCH", "chunk=32")
@@ -294,7 +296,11 @@ class TestDoctor:
         ("variable", "value", "step", "whole"),
         [
             ("LEAPFORMER_NATIVE", "0", "in PyTorch (LEAPFORMER_NATIVE=0)", "in PyTorch (LEAPFORMER_NATIVE=0)"),
-            ("LEAPFORMER_DISPATCH", "kernels=0", "compiled", "in PyTorch (LEAPFORMER_DISPATCH says kernels=False)"),
+            pytest.param(
+                *("LEAPFORMER_DISPATCH", "kernels=0"),
+                *("compiled", "in PyTorch (LEAPFORMER_DISPATCH says kernels=False)"),
+                marks=needs_compiler,
+            ),
             (
                 "CC",
                 "none",
