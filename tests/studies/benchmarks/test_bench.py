@@ -248,7 +248,7 @@ def test_memory_of_attention_is_at_least_its_results():
         pytest.skip("this system does not tell the peak of a process")
     # The output and the gradients of q, k and v in float32. Large, because what the process held before is used first.
     results = 4 * case.queries * attention.HEADS * attention.HEAD_DIM * 4
-    assert 0.9 * results < peak < 3 * results
+    assert 0.9 * results < peak < 4 * results  # 3 with the kernel, a little more without
 
 
 def test_peak_growth_of_a_fresh_process():
