@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
-
 import pytest
 
-COMPILER = shutil.which((shlex.split(os.environ.get("CC", "")) or ["cc"])[0])
+from leapformer_fairseq.attention.ops import cpu
+
 NO_COMPILER = "there is no C compiler here"
+try:
+    COMPILER: str | None = cpu._compiler()[0]
+except OSError:
+    COMPILER = None
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason=NO_COMPILER)

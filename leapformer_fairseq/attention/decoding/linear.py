@@ -14,12 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels import LinearKernel, Projections
-from ..linear.base import LinearState
 from ..masks import CAUSAL
-from ..mechanism import Mechanism, State
+from ..mechanism import Mechanism
 from ..ops import cpu
-from ..ops.scan import Map, runs, scan
-from .step import ByHeads, Step
+from ..ops.scan import Map, scan
+from .step import Columns, Step
 
 
 class LinearStep(Step):
@@ -40,21 +39,16 @@ class LinearStep(Step):
         networks = kernel.networks[: 1 + self.self_attention]
         self.packed = [network.packed().detach().float().contiguous() for network in networks]
         self.hidden = networks[0].hidden if networks else 0
+        by_position = kernel.proportion is not None or kernel.rotation is not None
+        self.reads_prompts = not by_position and bool(self.hidden or not networks)
 
-    def prompt(self, x: Tensor, state: State | None, by_heads: ByHeads) -> tuple[Tensor, State] | None:
+    def read_prompt(self, columns: Columns, first: Tensor | None) -> tuple[Tensor, Tensor]:
         kernel = self.kernel
-        if kernel.proportion is not None or kernel.rotation is not None or (self.packed and not self.hidden):
-            return None
-        if not isinstance(state, LinearState | None) or not runs(x):
-            return None
-        projected = self.project(x)
-        q, k, v = map(by_heads, projected[..., : self.end].tensor_split((self.key, self.value), -1))
-        decay = F.logsigmoid(by_heads(projected[..., self.gate : self.gate + self.heads])) if self.gate else None
+        q, k, v = columns(0, self.key), columns(self.key, self.value), columns(self.value, self.end)[..., :-1]
+        decay = F.logsigmoid(columns(self.gate, self.gate + self.heads)) if self.gate else None
         networks = (self.packed[0], self.packed[1]) if self.packed else None
         features = Map(kernel.activation, networks=networks, hidden=self.hidden, raw=kernel.raw)
-        first = None if state is None else state.kv
-        out, last = scan(q, k, v[..., :-1], CAUSAL, features, floor=kernel.floor, decay=decay, first=first)
-        return out, LinearState(last)
+        return scan(q, k, v, CAUSAL, features, floor=kernel.floor, decay=decay, first=first)
 
     def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
         step, kv = cpu.step(), state.kv

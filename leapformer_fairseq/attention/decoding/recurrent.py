@@ -16,14 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels import FEATURES, Projections, RecurrentKernel
-from ..linear.base import LinearState
 from ..masks import CAUSAL
-from ..mechanism import Mechanism, State
+from ..mechanism import Mechanism
 from ..ops import cpu
-from ..ops.scan import IDENTITY, Map, runs, scan
+from ..ops.scan import IDENTITY, Map, scan
 from ..ops.unit import unit
 from ..recurrent.base import SMALLEST
-from .step import ByHeads, Step
+from .step import Columns, Step
 
 
 class RecurrentStep(Step):
@@ -38,6 +37,8 @@ class RecurrentStep(Step):
         self.kernel = kernel
         self.rates = kernel.rates.detach().float().contiguous()
         self.decays = bool(self.rates.any())
+        known = kernel.features in ("plain", "direction")
+        self.reads_prompts = known and kernel.convolution is None and not kernel.floor
         self.places = {"gate": 0, "strength": 0, "output": 0}
         if self.self_attention:
             self._place("gate", *(kernel.gate or (None,)))
@@ -50,34 +51,28 @@ class RecurrentStep(Step):
             self.places[name] = self.weight.shape[1]
             self.also_project(weight.detach(), weight.new_zeros(len(weight)) if bias is None else bias.detach())
 
-    def prompt(self, x: Tensor, state: State | None, by_heads: ByHeads) -> tuple[Tensor, State] | None:
-        kernel, scale = self.kernel, self.dim**-0.5
-        if kernel.features not in ("plain", "direction") or kernel.convolution is not None or kernel.floor:
-            return None
-        if not isinstance(state, LinearState | None) or not runs(x):
-            return None
-        projected = self.project(x)
-        q, k, v = map(by_heads, projected[..., : self.end].tensor_split((self.key, self.value), -1))
+    def read_prompt(self, columns: Columns, first: Tensor | None) -> tuple[Tensor, Tensor]:
+        kernel, directions, scale = self.kernel, self.kernel.features == "direction", self.dim**-0.5
+        q, k, v = columns(0, self.key), columns(self.key, self.value), columns(self.value, self.end)
 
         def logits(name: str, count: int) -> Tensor | None:
             at = self.places[name]
-            return by_heads(projected[..., at : at + count]) if at else None
+            return columns(at, at + count) if at else None
 
         gate = logits("gate", 0 if kernel.gate is None else len(kernel.gate[0]))
         strength, output = logits("strength", self.heads), logits("output", len(self.out_weight))
         decay = self.rates.view(-1, 1, 1) * (-1 if gate is None else F.logsigmoid(-gate))
-        features = Map("direction", query_scale=scale) if kernel.features == "direction" else IDENTITY
         out, last = scan(
-            q if kernel.features == "direction" else q * scale,
-            *(k, v, CAUSAL, features),
-            decay=decay.expand(*k.shape[:3], -1) if gate is not None or self.decays else None,
+            q if directions else q * scale,
+            *(k, v, CAUSAL, Map("direction", query_scale=scale) if directions else IDENTITY),
+            decay=decay.expand(*k.shape[:3], -1) if self.decays else None,
             strength=None if strength is None else kernel.most * strength.sigmoid(),
-            first=None if state is None else state.kv,
+            first=first,
         )
         out = unit(out, 1 / out.shape[3], SMALLEST)
         if output is not None:
             out = (F.silu(output) if kernel.swish else output.sigmoid()) * out
-        return out, LinearState(last)
+        return out, last
 
     def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
         step, kv = cpu.recurrent_step(), state.kv

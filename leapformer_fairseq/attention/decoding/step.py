@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import Projections
+from ..linear.base import LinearState
 from ..mechanism import Mechanism, State
+from ..ops import scan
 from ..tokens import TokenInfo
 
 _Sizes = TypeVar("_Sizes")
-ByHeads = Callable[[Tensor], Tensor]
+Columns = Callable[[int, int], Tensor]  # of a prompt's projections, from one to another, as (B, H, T, ..)
 
 
 class Step:
@@ -29,6 +31,9 @@ class Step:
     is valid until the weights change. `key`, `value` and `end` are the columns of the product where keys begin, values
     begin, and values end.
     """
+
+    #: whether the kernel for whole sequences computes the mechanism; set by subclasses
+    reads_prompts = False
 
     def __init__(self, mechanism: Mechanism, projections: Projections, ones: bool = False) -> None:
         """`ones`: add a channel that is always 1 to the values of each head."""
@@ -61,17 +66,27 @@ class Step:
         heads = self.attend(torch.addmm(self.bias, x, self.weight), x, state, position, lengths)
         return torch.addmm(self.out_bias, heads.to(self.out_bias.dtype), self.out_weight)
 
-    def prompt(self, x: Tensor, state: State | None, by_heads: ByHeads) -> tuple[Tensor, State] | None:
+    def prompt(
+        self, x: Tensor, state: State | None, by_heads: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, State] | None:
         """What the next tokens x read in self-attention, (B, H, T, E), and the state after them, by one kernel.
 
         `by_heads` brings projections in the layout of x to (B, H, T, D). A state of None is empty. The result is None
         if the kernel for whole sequences is not there, or cannot read these tokens.
         """
-        return None
+        if not self.reads_prompts or not isinstance(state, LinearState | None) or not scan.runs(x):
+            return None
+        projected = torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
 
-    def project(self, x: Tensor) -> Tensor:
-        """All projections of tokens, of any leading dimensions."""
-        return torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
+        def columns(start: int, stop: int) -> Tensor:
+            return by_heads(projected[..., start:stop])
+
+        out, last = self.read_prompt(columns, None if state is None else state.kv)
+        return out, LinearState(last)
+
+    def read_prompt(self, columns: Columns, first: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The result of `prompt` and K^T V after it, given K^T V before it; only if `reads_prompts`."""
+        raise NotImplementedError
 
     def attend(self, projected: Tensor, x: Tensor, state: Any, position: int, lengths: Tensor | None) -> Tensor:
         """What the heads read, concatenated, (B, H * E), given all projections of x, also concatenated."""

@@ -102,10 +102,10 @@ def scan(
     if features.networks and features.hidden < 1:
         raise ValueError("the kernel does not know proportion networks without a hidden layer; give turns")
     turns, networks = features.turns or (None, None), features.networks or (None, None)
-    decay = decay if decay is None or decay.shape[-1] > 1 else decay.squeeze(-1)
-    strength = None if strength is None else strength.squeeze(-1)
-    inputs = [q, k, v, *turns, *networks, decay, strength, None if keep is None else keep.unsqueeze(1), first]
-    about = _About(mask, features, floor)
+    by_feature = decay is not None and decay.shape[-1] > 1
+    of_keys = (x if x is None or x.shape[-1] > 1 else x.squeeze(-1) for x in (decay, strength))
+    inputs = [q, k, v, *turns, *networks, *of_keys, None if keep is None else keep.unsqueeze(1), first]
+    about = _About(mask, features, floor, by_feature)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         return _Scan.apply(about, *inputs)
     return about.forward(inputs, saves=False)[:2]  # type: ignore[return-value]
@@ -121,6 +121,7 @@ class _About(NamedTuple):
     mask: Mask
     features: Map
     floor: float | None
+    by_feature: bool  # decays
 
     def forward(self, inputs: Sequence[Tensor | None], saves: bool) -> list[Tensor]:
         """The output, the last state, the normalizers and, if it `saves` them, states for the backward pass."""
@@ -172,7 +173,7 @@ class _About(NamedTuple):
             "key_turns": (batch, heads, keys, 2),
             "query_network": network,
             "key_network": network,
-            "decay": (batch, heads, keys) if inputs[7] is None else (batch, heads, keys, dim)[: inputs[7].dim()],
+            "decay": (batch, heads, keys, dim) if self.by_feature else (batch, heads, keys),
             "strength": (batch, heads, keys),
             "keep": (batch, heads, keys),
             "first": (batch, heads, self._width(q), values + (self.floor is not None)),
@@ -200,7 +201,7 @@ class _About(NamedTuple):
             activation=ACTIVATIONS.index(features.activation),
             turned=features.turned,
             hidden=features.hidden,
-            gates=dim if "decay" in tensors and tensors["decay"].dim() == 4 else 1,
+            gates=dim if self.by_feature else 1,
             raw=features.raw,
             normalizes=self.floor is not None,
             threads=1 if few else torch.get_num_threads(),

@@ -15,6 +15,7 @@ from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.studies.benchmarks import attention, measure, peers, tables
 from leapformer_fairseq.support.memory import MIB
 from tests.attention.cases import LINEAR
+from tests.compiler import COMPILER
 
 CPU = measure.Place(torch.device("cpu"))
 TINY = [attention.Case("causal", 24, 24), attention.Case("bidirectional", 24, 24), attention.Case("wait-k", 8, 60)]
@@ -248,7 +249,7 @@ def test_memory_of_attention_is_at_least_its_results():
         pytest.skip("this system does not tell the peak of a process")
     # The output and the gradients of q, k and v in float32. Large, because what the process held before is used first.
     results = 4 * case.queries * attention.HEADS * attention.HEAD_DIM * 4
-    assert 0.9 * results < peak < 4 * results  # 3 with the kernel, a little more without
+    assert 0.9 * results < peak < (3 if COMPILER else 4) * results  # without the kernel a little more
 
 
 def test_peak_growth_of_a_fresh_process():
