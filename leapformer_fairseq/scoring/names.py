@@ -7,7 +7,7 @@ import re
 MECHANISMS = {
     "softmax": "softmax", "sdpa": "SDPA", "linear": "linear attention", "local": "local attention",
     "leap": "LeaPformer", "gated-leap": "gated LeaPformer", "cosformer": "cosFormer", "relu": "ReLU attention",
-    "gated-relu": "gated ReLU attention", "elu": "ELU attention", "rope": "ReLU with RoPE", "rfa": "RFA",
+    "gated-relu": "gated ReLU attention", "elu": "ELU attention", "rope": "ELU with RoPE", "rfa": "RFA",
     "rfa-gate": "gated RFA", "t2r": "T2R", "taylor": "Taylor attention", "abc-mlp": "ABC (MLP)",
     "abc-linformer": "ABC (Linformer)", "bigbird": "BigBird", "s4d": "S4D", "sparse-transformer": "Sparse Transformer",
     "retention": "retention", "gla": "GLA", "simple-gla": "simple GLA", "hgrn2": "HGRN2", "delta": "DeltaNet",
