@@ -103,6 +103,7 @@ def defined(
     strength: Tensor | None = None,
     keep: Tensor | None = None,
     first: Tensor | None = None,
+    lasts: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """What `scan.scan` computes, token by token."""
     if keep is not None:
@@ -132,7 +133,7 @@ def defined(
             view = written(view, s)
         outputs.append(fq[:, :, reading.start : reading.stop] @ view)
     sums = torch.cat(outputs, 2)
-    return (sums if floor is None else sums[..., :-1] / sums[..., -1:].clamp_min(floor)), state
+    return (sums if floor is None else sums[..., :-1] / sums[..., -1:].clamp_min(floor)), state if lasts else state[:, :, :0, :0]
 
 
 # -------------------------------------------------------------------------------------------------------------- cases
@@ -171,6 +172,7 @@ class Case(NamedTuple):
     padding: str
     layouts: tuple[str, str, str]
     wanted: str
+    lasts: bool  # the last state is computed
     leaves: tuple[str, ...]
     dtype: torch.dtype
     threads: int
@@ -195,7 +197,7 @@ def drawn(seed: int, longest: int = 300) -> Case:
     queries, keys = r.choice(lengths), r.choice(lengths)
     if mask == CAUSAL or isinstance(mask, ChunkMask):
         keys = queries
-    delta = r.random() < 0.3
+    delta, wanted = r.random() < 0.3, r.choice(WANTED)
     turned = "" if delta else r.choice(["", "turns", "networks", "networks"])
     normalizes = not delta and r.random() < 0.6
     # A normalizer of features that may be negative is near 0: nothing to compare.
@@ -220,7 +222,8 @@ def drawn(seed: int, longest: int = 300) -> Case:
         starts=r.random() < 0.5,
         padding=r.choice(PADDING),
         layouts=tuple(r.choice([*LAYOUTS]) for _ in range(3)),
-        wanted=r.choice(WANTED),
+        wanted=wanted,
+        lasts=not wanted.startswith("output") or r.random() < 0.3,
         leaves=tuple(name for name in INPUTS if r.random() < 0.7) or ("v",),
         dtype=r.choice([torch.float32, torch.float64]),
         threads=r.choice([1, 1, 2, 5]),
@@ -306,6 +309,7 @@ def made(case: Case) -> tuple[dict[str, Tensor], Any]:
             **of_keys,
             "keep": keep,
             "first": leaves.get("first"),
+            "lasts": case.lasts,
         }
 
     return leaves, call
@@ -379,6 +383,7 @@ PLAIN = drawn(0)._replace(
     padding="none",
     layouts=("contiguous",) * 3,
     wanted="both",
+    lasts=True,
     leaves=INPUTS,
     turned="",
     decays="",
@@ -449,6 +454,20 @@ def test_strong_decays_of_chunks_with_look_ahead_are_left_to_pytorch(gates, delt
 def test_a_segment_of_blocks_of_one_token(dtype):
     """As many states as a segment can have: every token forgets what was before."""
     check(PLAIN._replace(queries=600, keys=600, mask=CAUSAL, decays="extreme", dtype=dtype))
+
+
+@pytest.mark.parametrize("mask", [None, CAUSAL])
+@pytest.mark.parametrize("name", ["leap", "gated-leap", "gated-delta", "kda"])
+def test_a_text_of_a_few_tokens_keeps_no_states(name, mask):
+    """A state has hundreds of times the numbers of a token, and a batch has hundreds of short texts."""
+    attention = build(name, DIM, HEADS, block="encoder-self" if mask is None else "decoder-self")
+    state = attention.features * DIM
+    q, k, v = (x.requires_grad_() for x in qkv(5, batch=3))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        out = attention(q, k, v, mask=mask)
+    assert out.requires_grad and kept
+    assert not [x.shape for x in kept if x.numel() >= 3 * HEADS * state]
 
 
 # ------------------------------------------------------------------------------------------------- where it is called

@@ -258,14 +258,17 @@ class LinearMechanism(Mechanism):
             return linear.normalize(sums, self.normalizer_floor, v.dtype), LinearState(kv)
 
     def _whole(self, x: Inputs) -> Tensor | None:
-        done = self._by_kernel(None, without_unseen(x))
+        done = self._by_kernel(None, without_unseen(x), lasts=False)
         return None if done is None else done[0]
 
-    def _by_kernel(self, state: State | None, x: Inputs) -> tuple[Tensor, LinearState] | None:
-        """`_segment` by the kernel in C, which maps the vectors itself; None: it does not. A state of None is empty."""
+    def _by_kernel(self, state: State | None, x: Inputs, lasts: bool = True) -> tuple[Tensor, LinearState] | None:
+        """`_segment` by the kernel in C, which maps the vectors itself; None: it does not. A state of None is empty.
+
+        lasts: False: the second result has no numbers.
+        """
         described = self.kernel()
         features = None if described is None or not scan_runs(state, x) else scan_map(described, x)
-        return None if features is None else scanned(state, x, features, self.normalizer_floor)
+        return None if features is None else scanned(state, x, features, self.normalizer_floor, lasts)
 
     def _by_pairs(self, kv: Tensor, x: Inputs) -> tuple[Tensor, LinearState]:
         """`scan`, but comparing all pairs of these queries and keys."""
@@ -325,12 +328,17 @@ def scan_map(kernel: LinearKernel, x: Inputs) -> scan.Map | None:
 
 
 def scanned(
-    state: State | None, x: Inputs, features: scan.Map, floor: float | None = None, **gates: Tensor | None
+    state: State | None,
+    x: Inputs,
+    features: scan.Map,
+    floor: float | None = None,
+    lasts: bool = True,
+    **gates: Tensor | None,
 ) -> tuple[Tensor, LinearState]:
     """What queries read (B, H, T, E), and the last state, by the kernel for whole sequences; see `ops.scan`."""
     q, k, v = map(accumulated, x[:3])
     first = None if state is None else _kv(state)
-    out, last = scan.scan(q, k, v, x.mask, features, floor=floor, keep=x.key.keep, first=first, **gates)
+    out, last = scan.scan(q, k, v, x.mask, features, floor=floor, keep=x.key.keep, first=first, lasts=lasts, **gates)
     return out if floor is None else out.to(x.v.dtype), LinearState(last)
 
 

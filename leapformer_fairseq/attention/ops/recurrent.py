@@ -151,8 +151,10 @@ def sums(q: Tensor, keys: Written, first: Tensor, mask: Mask, block: int = 64) -
     return out if scale is None else out * scale, after
 
 
-def one_block(q: Tensor, keys: Written, mask: Mask) -> Tensor:
-    """What queries read, (.., T, X), from an empty state on, by comparing all pairs; for few keys."""
+def at_once(q: Tensor, keys: Written, mask: Mask) -> Tensor:
+    """What queries read, (B, H, T, X), from an empty state on: by the kernel in C, or all pairs are compared."""
+    if runs(q, keys.k, keys.v) and knows(mask, keys.decay):
+        return scan(q, keys.k, keys.v, mask, decay=keys.decay, strength=keys.strength, lasts=False)[0]
     total = _cumulated(keys.decay)
     scores = _scores(q, keys.k, total, visible(mask, q.shape[-2], keys.k.shape[-2], q.device))
     if keys.strength is None:

@@ -24,6 +24,7 @@ ACTIVATIONS = ("none", "relu", "elu", "direction")  # numbered as in scan.c
 SEGMENT = 1024  # tokens between saved states, as in scan.c
 PAIRS = 64  # queries that are compared in pairs with the keys of their block
 LITTLE = 40.0  # largest exponent of decays: (e^40)^2 times any feature is far below the largest float32
+LONGEST = 128  # tokens, no more than features, that are all compared in pairs where all are seen
 FEW = 1 << 17  # with fewer numbers in queries and keys, another thread does not pay
 
 
@@ -87,6 +88,7 @@ def scan(
     strength: Tensor | None = None,
     keep: Tensor | None = None,
     first: Tensor | None = None,
+    lasts: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """What queries (B, H, T, D) read of keys (B, H, S, D) and values (B, H, S, E), (B, H, T, E), and the last state.
 
@@ -96,6 +98,7 @@ def scan(
     strength: of the delta rule, (B, H, S, 1); None: values are added. With it there are no turns and no normalizer.
     keep:  (B, S), False at keys that are padding, which may hold anything but a decay or a strength.
     first: the state before the first key, (B, H, F, E), with a column for the normalizer if there is one.
+    lasts: False: the last state is empty, (B, H, 0, 0), which saves half of the time of texts of a few tokens.
 
     Every key must be seen by some query. The output has the memory layout of the queries.
     """
@@ -105,7 +108,7 @@ def scan(
     by_feature = decay is not None and decay.shape[-1] > 1
     of_keys = (x if x is None or x.shape[-1] > 1 else x.squeeze(-1) for x in (decay, strength))
     inputs = [q, k, v, *turns, *networks, *of_keys, None if keep is None else keep.unsqueeze(1), first]
-    about = _About(mask, features, floor, by_feature)
+    about = _About(mask, features, floor, by_feature, lasts)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         return _Scan.apply(about, *inputs)
     return about.forward(inputs, saves=False)[:2]  # type: ignore[return-value]
@@ -122,6 +125,7 @@ class _About(NamedTuple):
     features: Map
     floor: float | None
     by_feature: bool  # decays
+    lasts: bool
 
     def forward(self, inputs: Sequence[Tensor | None], saves: bool) -> list[Tensor]:
         """The output, the last state, the normalizers and, if it `saves` them, states for the backward pass."""
@@ -130,13 +134,14 @@ class _About(NamedTuple):
         q, v = tensors["q"], tensors["v"]
         lead = q.shape[:2]
         state = (self._width(q), v.shape[3] + (self.floor is not None))
-        out, last = _laid_out(q, v.shape[3]), q.new_empty(*lead, *state)
+        out, last = _laid_out(q, v.shape[3]), q.new_empty(*lead, *(state if self.lasts else (0, 0)))
         normalizer = q.new_empty(*lead, q.shape[2] if sizes.normalizes else 0)
-        segments = (q.shape[2] + v.shape[2]) // SEGMENT + 2  # as `segment_of` in scan.c numbers them
-        states = [q.new_empty(*lead, segments, *state)] if saves else []
+        states = [q.new_empty(*lead, _saved(sizes, "strength" in tensors), *state)] if saves else []
         results = [out, last, normalizer, *states]
-        names = ("out", "last", "normalizer", "states")[: len(results)]
-        _call(sizes, {**tensors, **dict(zip(names, results, strict=True))}, backward=False)
+        given = dict(zip(("out", "last", "normalizer", "states"), results, strict=False))
+        if not self.lasts:
+            del given["last"]
+        _call(sizes, {**tensors, **given}, backward=False)
         return results
 
     def backward(
@@ -152,7 +157,7 @@ class _About(NamedTuple):
             if name in tensors:
                 gradients[f"to_{name}"] = out.new_empty(tensors[name].shape)
         given = {"out": out, "normalizer": normalizer, "states": states, "to_out": to_out}
-        if to_last is not None:
+        if to_last is not None and self.lasts:
             given["to_last"] = to_last.contiguous()
         _call(sizes, {**tensors, **given, **gradients}, backward=True)
         # Each head has its gradients, summed here where the input was broadcast: the same for any number of threads.
@@ -187,6 +192,8 @@ class _About(NamedTuple):
         mask, features = self.mask, self.features
         (batch, heads, queries, dim), (keys, values) = tensors["q"].shape, tensors["v"].shape[2:]
         shared, growing, unit, gain, ahead, block = keys, 0, 1, 1, 0, PAIRS
+        if mask is None and max(queries, keys) <= min(LONGEST, self._width(tensors["q"])):
+            shared, growing, unit, gain, block = 0, queries, queries, keys, queries
         if isinstance(mask, PrefixMask):
             shared, growing, gain = min(mask.shared, keys), mask.growing(queries, keys), max(1, min(mask.ratio, keys))
             block = dispatch.chunk_of(tensors["q"].device, gain) if gain <= PAIRS else 0
@@ -225,6 +232,13 @@ class _Scan(torch.autograd.Function):
     def backward(ctx: Any, saved: Any, to_out: Tensor | None, to_last: Tensor | None) -> tuple[Tensor | None, ...]:
         inputs, results = saved[: len(INPUTS)], saved[len(INPUTS) :]
         return None, *ctx.about.backward(inputs, results, to_out, to_last)
+
+
+def _saved(sizes: cpu.Scan, delta: bool) -> int:
+    """How many states a forward pass saves at most: one before each segment but the first, see `segment_of` in scan.c."""
+    later = max(0, sizes.queries + sizes.keys - 1) // SEGMENT
+    keys_first = sizes.shared or not sizes.block or (delta and sizes.gain > 1)  # are a segment of their own
+    return later + bool(keys_first)
 
 
 def _prepared(inputs: Sequence[Tensor | None], shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:

@@ -179,11 +179,10 @@ class RecurrentMechanism(Mechanism):
         return self._queries(x.q, x.query), keys.before_decay() if backward else keys
 
     def _whole(self, x: Inputs) -> Tensor | None:
-        done = None if self._both_ways(x.mask) else self._by_kernel(None, without_unseen(x))
+        done = None if self._both_ways(x.mask) else self._by_kernel(None, without_unseen(x), lasts=False)
         return None if done is None else self._output(done[0], x)
 
-    def _by_kernel(self, state: State | None, x: Inputs) -> tuple[Tensor, LinearState] | None:
-        """`_segment` by the kernel in C, which maps the vectors itself; None: it does not. A state of None is empty."""
+    def _by_kernel(self, state: State | None, x: Inputs, lasts: bool = True) -> tuple[Tensor, LinearState] | None:
         with without_autocast(x.q.device):
             if not scan_runs(state, x) or (features := self.scan_map(x)) is None:
                 return None
@@ -193,22 +192,22 @@ class RecurrentMechanism(Mechanism):
                 return None
             decay, strength = (keys if x.key.keep is None else keys.quiet(x.key.keep[:, None, :, None]))[2:]
             floor = self.normalizer_floor if self.averages else None
-            out, after = scanned(state, x, features, floor, decay=decay, strength=strength)
+            out, after = scanned(state, x, features, floor, lasts, decay=decay, strength=strength)
             return out if self.averages else self._normalized(out), after
 
     def _in_segments(self, x: Inputs) -> Tensor:
         if self._both_ways(x.mask):
             return self._output_of_sums(self._read_all(x._replace(mask=CAUSAL)) + self._later_sums(x), x)
-        if self._is_one_block(x):
+        if self._is_at_once(x):
             return self._output_of_sums(self._read_all(x), x)
         return self._output(self._scanned(x, self._segment), x)
 
     def _read_all(self, x: Inputs, backward: bool = False) -> Tensor:
         """The sums that queries read, starting from the empty state."""
-        if not self._is_one_block(x):
+        if not self._is_at_once(x):
             return self._scanned(x, partial(self._sums, backward=backward))
         with without_autocast(x.q.device):
-            return recurrent.one_block(*self._sides(x, backward), x.mask)
+            return recurrent.at_once(*self._sides(x, backward), x.mask)
 
     def _looped(self, x: Inputs) -> Tensor:
         if not self._both_ways(x.mask) or x.q.shape[2] != x.k.shape[2]:
@@ -329,13 +328,14 @@ class RecurrentMechanism(Mechanism):
         kept, size = super()._limits(x)
         return kept * KEPT_SOLUTIONS if self.replaces else kept, size
 
-    def _is_one_block(self, x: Inputs) -> bool:
-        """Whether all pairs are compared, without any state."""
+    def _is_at_once(self, x: Inputs) -> bool:
+        """Whether all is read without a state before or after, and without segments that the backward pass runs again."""
+        (batch, heads, queries), keys = x.q.shape[:3], x.k.shape[2]
         if isinstance(x.mask, ChunkMask) and x.mask.ahead:
             return False  # a query does not see a prefix of the keys
-        if scan.runs(*map(accumulated, x[:3])) or not dispatch.few_pairs(x.q, x.k, x.mask, self.features):
-            return False
-        return max(x.q.shape[2], x.k.shape[2]) <= LONGEST_BLOCK
+        if scan.runs(*map(accumulated, x[:3])):
+            return batch * heads * (queries + keys) <= self._limits(x)[0]
+        return dispatch.few_pairs(x.q, x.k, x.mask, self.features) and max(queries, keys) <= LONGEST_BLOCK
 
     def _block(self, x: Inputs) -> int:
         """Queries per block; a block has `ratio` times as many keys."""

@@ -62,8 +62,8 @@ typedef struct {
     int64_t shared, growing; /* keys that every query sees; queries that each see more than the one before */
     int64_t unit, gain;      /* of the growing queries, `unit` neighbours see `gain` keys more than those before */
     int64_t ahead;           /* of these keys, the last ones are not written to the state */
-    int64_t block;           /* growing queries that are compared with their keys in pairs, a multiple of `unit`; 0 if
-                                `gain` is above WRITTEN and nothing is ahead */
+    int64_t block;           /* growing queries that are compared with their keys in pairs, a multiple of `unit`; 0: none,
+                                for a large `gain` */
     int64_t activation;      /* NONE, .. */
     int64_t turned;          /* features are [x cos, x sin] */
     int64_t hidden;          /* units of proportion networks */
@@ -79,9 +79,10 @@ typedef struct {
     Tensor strength, to_strength;   /* (B, H, S) of the delta rule, or NULL: values are added */
     Tensor keep;                    /* (B, H, S), 0 at padding, or NULL */
     Tensor first, to_first;         /* (B, H, F, E + normalizes) state before the first key, or NULL: zeros */
-    Tensor last, to_last;           /* the state after the last key; its gradient, or NULL: zeros */
+    Tensor last, to_last;           /* the state after the last key, or NULL; its gradient, or NULL: zeros */
     Tensor out, to_out, normalizer; /* (B, H, T, E), (B, H, T) */
-    Tensor states;                  /* (B, H, segments, F, E + normalizes) for the backward pass, or NULL */
+    Tensor states;                  /* (B, H, segments, F, E + normalizes) before all segments but the first, for the
+                                       backward pass, or NULL */
 } Scan;
 
 /* Queries [t0, t1), which see the state and, of keys [s0, s1), the first ones; then these keys are
@@ -287,6 +288,8 @@ typedef struct {
     const Scan *s;
     pthread_t thread;
     int failed, fades;                   /* without memory; with decays */
+    int empty, unread, wanted;           /* the state before the block at hand is zeros; that after it reads nobody; the
+                                            gradient of that before is wanted */
     int64_t first, stop, batch, head;    /* the heads of all batch entries, from the first on, and the one at hand */
     int64_t dim, values, features, size; /* D, E and features of a token, padded to vectors; numbers of a state */
     int64_t gates;                       /* log-decays of a key, padded to vectors if there are several */
@@ -426,12 +429,13 @@ static void activate_back(const Work *w, Side *x) {
     }
 }
 
-/* The network of the head at hand; its gradients become zeros. */
+/* The network of the head at hand; for the backward pass its rows, and gradients of zero. */
 static void load_network(const Work *w, Side *x) {
     const int64_t hidden = w->s->hidden, dim = w->dim;
     x->weight = at(w, &x->given->network, 0);
     if (!x->weight) return;
     x->bias = x->weight + w->s->dim * hidden, x->last = x->bias + hidden;
+    if (w->direction > 0) return;
     clear(x->weight_rows, hidden * dim);
     for (int64_t d = 0; d < w->s->dim; d++)
         for (int64_t h = 0; h < hidden; h++) x->weight_rows[h * dim + d] = x->weight[d * hidden + h];
@@ -576,6 +580,15 @@ static void cut(Work *w) {
 /* The number of a block's segment. With the first queries one begins: gradients of keys before need no state. */
 static int64_t segment_of(const Block *b) { return (b->t0 + b->s0) / SEGMENT + (b->t1 > 0); }
 
+/* Sets what is known of the states before and after a block. Texts of a few tokens have one block; to fill a state and
+ * to store it would take most of their time. */
+static void look(Work *w, const Block *b) {
+    const Tensor *after = w->direction > 0 ? &w->s->last : &w->s->to_last;
+    w->empty = b == w->blocks && !w->s->first.numbers;
+    w->unread = b + 1 == w->blocks + w->count && !after->numbers;
+    w->wanted = b > w->blocks || w->s->to_first.numbers;
+}
+
 /* How many of the block's keys its query number i sees. */
 static int64_t seen_by(const Work *w, int64_t i) { return least(w->k.count, (i / w->s->unit + 1) * w->s->gain); }
 
@@ -591,7 +604,7 @@ static void solve(Work *w, const REAL *state) {
     for (int64_t i = 0; i < count * w->gates; i++) w->rising[i] = -1 / w->k.factors[i];
     scale_rows(w, count, w->rising, w->k.x, w->reading);
     copy(w->v, count * values, w->rest, count * values);
-    product(count, values, dim, w->reading, dim, 1, state, w->rest, values, 1);
+    if (!w->empty) product(count, values, dim, w->reading, dim, 1, state, w->rest, values, 1);
     for (int64_t from = 0; from < count; from += STRIP) {
         const int64_t to = least(from + STRIP, count);
         REAL *system = w->system + from * width;
@@ -625,7 +638,8 @@ static void solve_back(Work *w) {
     }
     product(count, width, w->s->values, to_v, values, 1, w->v_columns, w->to_system, width, 0);
     for (int64_t i = 0; i < count; i++) clear(w->to_system + i * width + i, width - i);
-    product(count, dim, w->s->values, to_v, values, 1, w->state_columns, w->to_reading, dim, 0);
+    if (w->empty) clear(w->to_reading, count * dim);
+    else product(count, dim, w->s->values, to_v, values, 1, w->state_columns, w->to_reading, dim, 0);
     product(count, dim, count, w->to_system, width, 1, w->k.scored, w->to_reading, dim, 1);
     product(count, dim, count, w->to_system, 1, width, w->reading, w->k.to_x, dim, 1);
 }
@@ -713,7 +727,8 @@ static void read_block(Work *w) {
     const int64_t features = w->features, values = w->values, width = w->k.width, count = w->q.count;
     const REAL *norm = w->state + features * values, *x = w->q.features, floor = s->floor;
     REAL *norms = at(w, &s->normalizer, w->q.start);
-    product(count, values, features, x, features, 1, w->state, w->sums, values, 0);
+    if (w->empty) clear(w->sums, count * values);
+    else product(count, values, features, x, features, 1, w->state, w->sums, values, 0);
     for (int64_t i = 0; i < count; i += STRIP) {
         const int64_t rows = least(STRIP, count - i), seen = score(w, i, rows);
         for (int64_t r = 0; r < rows; r++) {
@@ -744,11 +759,12 @@ static void forward(Work *w) {
     move_state(w, &s->first, 0, w->state, 0);
     for (int64_t n = 0; n < w->count; n++) {
         const Block *b = w->blocks + n;
-        if (s->states.numbers && (!n || segment_of(b) != segment_of(b - 1)))
-            move_state(w, &s->states, segment_of(b), w->state, 1);
+        if (s->states.numbers && n && segment_of(b) != segment_of(b - 1))
+            move_state(w, &s->states, segment_of(b) - segment_of(w->blocks) - 1, w->state, 1);
+        look(w, b);
         load_block(w, b, w->state, 0);
         if (w->q.count) read_block(w);
-        write_block(w, w->state);
+        if (!w->unread) write_block(w, w->state);
     }
     move_state(w, &s->last, 0, w->state, 1);
 }
@@ -795,7 +811,7 @@ static void add_products(const Work *w, REAL sign, const REAL *a, const REAL *b,
  * A score with gradient g adds g * score to the gradient of the former total and subtracts it from that of the latter:
  * summed over scores, a query's dot product with its gradient, and a key's. What is written keeps the factor of the
  * decays after it. Sums that cannot cancel are summed from the other end. */
-static void decays_back(Work *w, const REAL *state, REAL *back) {
+static void decays_back(Work *w, const REAL *state, REAL *back, int64_t read) {
     const Side *q = &w->q, *k = &w->k;
     const int64_t dim = w->dim, features = w->features, gates = w->gates, numbers = gates > 1 ? w->values : w->size;
     REAL *out = w->to_decay, *sum = w->by_gates;
@@ -808,8 +824,8 @@ static void decays_back(Work *w, const REAL *state, REAL *back) {
     for (int64_t i = 0; i < q->count; i++)
         add_products(w, 1, q->scored + i * dim, q->to_x + i * dim, dim, out + (seen_by(w, i) - 1) * gates);
     for (int64_t j = k->count - 2; j >= 0; j--) add(out + (j + 1) * gates, gates, out + j * gates);
-    for (int64_t g = 0; g < gates; g++) sum[g] = dot(state + g * numbers, back + g * numbers, numbers);
-    for (int64_t j = 0; j < w->written; j++) {
+    for (int64_t g = 0; read && g < gates; g++) sum[g] = dot(state + g * numbers, back + g * numbers, numbers);
+    for (int64_t j = 0; j < read; j++) {
         add(sum, gates, out + j * gates);
         add_products(w, 1, k->features + j * features, k->to_features + j * features, features, sum);
     }
@@ -825,10 +841,11 @@ static void block_back(Work *w, const Block *b, REAL *state, REAL *back) {
     const int delta = s->strength.numbers != NULL;
     const REAL floor = s->floor, *norms = at(w, &s->normalizer, b->t0);
     Side *q = &w->q, *k = &w->k;
+    look(w, b);
     load_block(w, b, state, 1);
     clear(q->to_x, q->count * dim), clear(q->to_angles, q->width);
     clear(k->to_x, k->count * dim), clear(k->to_angles, k->width), clear(w->to_v, k->count * values);
-    if (q->count || delta) transpose(state, features, values, w->state_columns);
+    if (!w->empty && (q->count || delta)) transpose(state, features, values, w->state_columns);
     move(w, q, &s->to_out, s->values, w->to_sums, 0);
     if (s->normalizes) move(w, q, &s->out, s->values, w->sums, 0);
     for (int64_t i = 0; s->normalizes && i < q->count; i++) { /* outputs are sums / normalizers */
@@ -836,20 +853,21 @@ static void block_back(Work *w, const Block *b, REAL *state, REAL *back) {
         scale(to_sums, 1 / (norms[i] < floor ? floor : norms[i]), values, to_sums);
         w->to_norms[i] = norms[i] < floor ? 0 : -dot(to_sums, w->sums + i * values, values);
     }
-    if (q->count) {
+    if (q->count && !w->empty) {
         features_back(w, q->count, w->to_sums, w->to_norms, w->state_columns, state + numbers, q->to_features);
         expand_back(w, q, q->count);
     }
-    if (w->fades) fade_state(w, w->total + w->written * w->gates, 1, back);
+    if (w->fades && !w->unread) fade_state(w, w->total + w->written * w->gates, 1, back);
     if (k->count) {
-        product(w->written, values, features, k->features, features, 1, back, w->to_v, values, 1);
+        const int64_t read = w->unread ? 0 : w->written; /* keys, in the state after the block */
+        product(read, values, features, k->features, features, 1, back, w->to_v, values, 1);
         if (q->count) pairs_back(w);
         if (delta) solve_back(w);
-        transpose(back, features, values, w->back_columns);
-        features_back(w, w->written, w->v, w->ones, w->back_columns, back + numbers, k->to_features);
-        if (w->fades) decays_back(w, state, back);
-        if (delta) product(dim, values, k->count, w->reading, 1, dim, w->to_v, back, values, 1);
-        expand_back(w, k, w->written);
+        if (read) transpose(back, features, values, w->back_columns);
+        features_back(w, read, w->v, w->ones, w->back_columns, back + numbers, k->to_features);
+        if (w->fades) decays_back(w, state, back, read);
+        if (delta && w->wanted) product(dim, values, k->count, w->reading, 1, dim, w->to_v, back, values, 1);
+        expand_back(w, k, read);
         if (w->fades && !s->turned) scale_rows(w, k->count, k->factors, k->to_x, k->to_x);
         if (delta) {
             scale_rows(w, k->count, w->rising, w->to_reading, w->to_reading);
@@ -859,11 +877,11 @@ static void block_back(Work *w, const Block *b, REAL *state, REAL *back) {
         move(w, k, &s->to_v, s->values, w->to_v, 1);
     }
     if (q->count) {
-        add_to_state(w, q->features, q->count, w->to_sums, w->to_norms, back);
+        if (w->wanted) add_to_state(w, q->features, q->count, w->to_sums, w->to_norms, back);
         if (w->fades && !s->turned) scale_rows(w, q->count, q->factors, q->to_x, q->to_x);
         store_gradients(w, q);
     }
-    if (w->fades) fade_state(w, w->total, -1, back);
+    if (w->fades && w->wanted) fade_state(w, w->total, -1, back);
 }
 
 /* From the last segment to the first: the states before its blocks are computed again from the saved one, then come the
@@ -881,9 +899,11 @@ static int backward(Work *w) {
             if (posix_memalign((void **)&w->states, 64, w->room * w->size * sizeof(REAL))) return 1;
         }
         REAL *state = w->states;
-        move_state(w, &w->s->states, segment_of(begin), state, 0);
+        if (begin > w->blocks) move_state(w, &w->s->states, segment_of(begin) - segment_of(w->blocks) - 1, state, 0);
+        else move_state(w, &w->s->first, 0, state, 0);
         for (const Block *b = begin; b < needed; b++, state += w->size) {
             copy(state, w->size, state + w->size, w->size);
+            look(w, b);
             load_block(w, &(Block){b->t0, b->t0, b->s0, b->s1}, state + w->size, 0);
             write_block(w, state + w->size);
         }
