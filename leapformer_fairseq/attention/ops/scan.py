@@ -136,7 +136,7 @@ class _About(NamedTuple):
         state = (self._width(q), v.shape[3] + (self.floor is not None))
         out, last = _laid_out(q, v.shape[3]), q.new_empty(*lead, *(state if self.lasts else (0, 0)))
         normalizer = q.new_empty(*lead, q.shape[2] if sizes.normalizes else 0)
-        states = [q.new_empty(*lead, _saved(sizes, "strength" in tensors), *state)] if saves else []
+        states = [q.new_empty(*lead, _saved(sizes, "decay" in tensors), *state)] if saves else []
         results = [out, last, normalizer, *states]
         given = dict(zip(("out", "last", "normalizer", "states"), results, strict=False))
         if not self.lasts:
@@ -192,7 +192,7 @@ class _About(NamedTuple):
         mask, features = self.mask, self.features
         (batch, heads, queries, dim), (keys, values) = tensors["q"].shape, tensors["v"].shape[2:]
         shared, growing, unit, gain, ahead, block = keys, 0, 1, 1, 0, PAIRS
-        if mask is None and max(queries, keys) <= min(LONGEST, self._width(tensors["q"])):
+        if mask is None and queries and max(queries, keys) <= min(LONGEST, self._width(tensors["q"])):
             shared, growing, unit, gain, block = 0, queries, queries, keys, queries
         if isinstance(mask, PrefixMask):
             shared, growing, gain = min(mask.shared, keys), mask.growing(queries, keys), max(1, min(mask.ratio, keys))
@@ -234,11 +234,11 @@ class _Scan(torch.autograd.Function):
         return None, *ctx.about.backward(inputs, results, to_out, to_last)
 
 
-def _saved(sizes: cpu.Scan, delta: bool) -> int:
+def _saved(sizes: cpu.Scan, fades: bool) -> int:
     """How many states a forward pass saves at most: one before each segment but the first, see `segment_of` in scan.c."""
     later = max(0, sizes.queries + sizes.keys - 1) // SEGMENT
-    keys_first = sizes.shared or not sizes.block or (delta and sizes.gain > 1)  # are a segment of their own
-    return later + bool(keys_first)
+    alone = sizes.shared > PAIRS or not sizes.growing or not sizes.block  # the first keys, in a segment of their own
+    return later + (alone or (fades and sizes.shared + sizes.gain > 1))
 
 
 def _prepared(inputs: Sequence[Tensor | None], shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:

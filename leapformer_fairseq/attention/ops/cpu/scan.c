@@ -299,7 +299,7 @@ typedef struct {
     REAL *arena, *states;
     int64_t used;                        /* numbers of the arena */
     Side q, k;
-    int64_t written;                     /* of the block's keys, the first ones, that are written */
+    int64_t written, lead;               /* of the block's keys, the first ones: are written; all its queries see */
     BUFFERS(MEMBER)
 } Work;
 
@@ -318,7 +318,8 @@ static void lay_out_side(Work *w, Side *x, int64_t n) {
 
 /* The buffers; called once without an arena to measure it, and once with it. */
 static void lay_out(Work *w) {
-    const int64_t gained = w->s->block / w->s->unit * w->s->gain, dim = w->dim, values = w->values, size = w->size;
+    const int64_t gained = w->s->block / w->s->unit * w->s->gain + least(w->s->shared, WRITTEN);
+    const int64_t dim = w->dim, values = w->values, size = w->size;
     const int64_t queries = padded(w->s->block > WRITTEN ? w->s->block : WRITTEN);
     const int64_t keys = padded(gained > WRITTEN ? gained : WRITTEN), delta = w->s->strength.numbers ? keys : 0;
     const int64_t parts = (w->s->shared + w->s->keys + 2 * w->s->queries) / WRITTEN + (delta ? w->s->keys : 0);
@@ -564,8 +565,9 @@ static void cut(Work *w) {
         const int64_t seen = least(stop + s->gain, s->keys), last = grows ? (unit + 1) * s->unit : s->queries;
         Block *b = w->blocks + w->count;
         *b = (Block){t, t, key, key};
-        if (key == stop && key < seen && s->block && (!delta || mild(w, key + 1, seen) == seen)) { /* pairs */
-            const int64_t most = mild(w, seen, least(key + s->block / s->unit * s->gain, s->keys));
+        const int64_t together = key == stop || (!t && !key && grows && stop <= WRITTEN); /* also with what all see */
+        if (together && key < seen && s->block && mild(w, key + 1, seen) == seen) { /* pairs */
+            const int64_t most = mild(w, seen, least(stop + s->block / s->unit * s->gain, s->keys));
             b->t1 = least(last, s->growing), b->s1 = seen;
             while (b->t1 < s->growing && b->t1 - t < s->block && least(b->s1 + s->gain, s->keys) <= most)
                 b->t1 = least(b->t1 + s->unit, s->growing), b->s1 = least(b->s1 + s->gain, s->keys);
@@ -590,7 +592,9 @@ static void look(Work *w, const Block *b) {
 }
 
 /* How many of the block's keys its query number i sees. */
-static int64_t seen_by(const Work *w, int64_t i) { return least(w->k.count, (i / w->s->unit + 1) * w->s->gain); }
+static int64_t seen_by(const Work *w, int64_t i) {
+    return least(w->k.count, w->lead + (i / w->s->unit + 1) * w->s->gain);
+}
 
 /* The delta rule: with b the strengths and c the cumulated decays, keys write, instead of their values v,
  *
@@ -684,6 +688,7 @@ static void load_block(Work *w, const Block *b, REAL *state, int backward) {
     load_tokens(w, q, b->t0, b->t1);
     load_tokens(w, k, b->s0, b->s1);
     move(w, k, &s->v, s->values, w->v, 0);
+    w->lead = b->t0 || b->s0 ? 0 : s->shared;
     w->written = least(k->count, s->ahead ? s->gain - s->ahead : k->count);
     if (w->fades) {
         cumulate(w);
