@@ -91,8 +91,8 @@ def _square(kind: str, *lengths: int) -> list[Case]:
 
 
 CASES = [
-    *_square("causal", 128, 512, 2048, 8192, 16384),
-    *_square("bidirectional", 128, 512, 2048, 8192),
+    *_square("causal", 8, 32, 128, 512, 2048, 8192, 16384),
+    *_square("bidirectional", 8, 32, 128, 512, 2048, 8192),
     *(Case("wait-k", *sizes) for sizes in ((256, 2000), (512, 4000), (1024, 8000))),
 ]
 QUICK_CASES = [*_square("causal", 128, 512), *_square("bidirectional", 128, 512), Case("wait-k", 64, 500)]

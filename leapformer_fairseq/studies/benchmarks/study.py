@@ -33,8 +33,8 @@ class Benchmark(Study):
         how = self.options.get("seed", 1), self.options.get("threads", 1)
         calls = [Call(measured, (case, *how), inline=True) for case in self.cases]
         return [
-            Cell(f"{number} {case.about}", (call,), None, alone=True, vital=True, title=case.about)
-            for number, (case, call) in enumerate(zip(self.cases, calls, strict=True), 1)
+            Cell(case.about, (call,), None, alone=True, vital=True, title=case.about)
+            for case, call in zip(self.cases, calls, strict=True)
         ]
 
     def results(self, state: State) -> Results:
@@ -46,7 +46,7 @@ class Benchmark(Study):
         return results
 
     def report(self, state: State) -> None:
-        """Write NAME.json and NAME.md, and how many cases are left."""
+        """Write NAME.json and NAME.md, and how many of the cases these have."""
         if not state.results:
             return
         method, left = self.module.__doc__ or "", len(self.cases) - len(state.results)
@@ -54,7 +54,7 @@ class Benchmark(Study):
         signed = signature(**{**threads, **self.options})
         about = {"benchmark": self.name, "signature": signed, "environment": {**environment(), **threads}}
         if left:
-            method += f"\nNot finished: {left} cases are left.\n"
+            method += f"\n{len(state.results)} of {len(self.cases)} cases are measured.\n"
         content = {**about, "options": self.options, "cases_left": left, "method": method, **self.results(state)}
         write_json(self.out / f"{self.name}.json", content, "--out")
         text = tables.markdown(self.results(state), self.module.TABLES, self.module.TITLE, method, signed)

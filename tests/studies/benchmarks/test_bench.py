@@ -259,3 +259,10 @@ def test_peak_growth_of_a_fresh_process():
     if grown is None:
         pytest.skip("this system does not tell the peak of a process")
     assert len(held) and 60 < grown / MIB < 75
+
+
+def test_a_case_is_asked_for_by_the_name_that_is_shown(capsys, tmp_path):
+    """And not with others whose names begin like it."""
+    options = ["--dry-run", "--device", "cpu", "--out", str(tmp_path), "--only", "cpu: causal 8"]
+    assert main(["bench", "attention", *options]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("# cpu")] == ["# cpu: causal 8"]
