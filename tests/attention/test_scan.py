@@ -133,7 +133,9 @@ def defined(
             view = written(view, s)
         outputs.append(fq[:, :, reading.start : reading.stop] @ view)
     sums = torch.cat(outputs, 2)
-    return (sums if floor is None else sums[..., :-1] / sums[..., -1:].clamp_min(floor)), state if lasts else state[:, :, :0, :0]
+    return (sums if floor is None else sums[..., :-1] / sums[..., -1:].clamp_min(floor)), state if lasts else state[
+        :, :, :0, :0
+    ]
 
 
 # -------------------------------------------------------------------------------------------------------------- cases
@@ -454,6 +456,15 @@ def test_strong_decays_of_chunks_with_look_ahead_are_left_to_pytorch(gates, delt
 def test_a_segment_of_blocks_of_one_token(dtype):
     """As many states as a segment can have: every token forgets what was before."""
     check(PLAIN._replace(queries=600, keys=600, mask=CAUSAL, decays="extreme", dtype=dtype))
+
+
+@pytest.mark.parametrize("name", ["gated-leap", "gated-relu", "delta", "gated-delta", "kda"])
+def test_both_directions_of_an_encoder_are_mapped_by_the_kernel(name):
+    """Features in PyTorch would be written to memory and, of short texts, saved for the backward pass."""
+    attention = build(name, DIM, HEADS, block="encoder-self")
+    with patch.object(scan, "scan", wraps=scan.scan) as run:
+        attention(*qkv(5))
+    assert len(run.mock_calls) == 2 and all(call.args[4].activation != "none" for call in run.mock_calls)
 
 
 @pytest.mark.parametrize("mask", [None, CAUSAL])

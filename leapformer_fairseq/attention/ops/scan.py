@@ -235,7 +235,7 @@ class _Scan(torch.autograd.Function):
 
 
 def _saved(sizes: cpu.Scan, fades: bool) -> int:
-    """How many states a forward pass saves at most: one before each segment but the first, see `segment_of` in scan.c."""
+    """How many states a forward pass saves at most: before each segment but the first, see `segment_of` in scan.c."""
     later = max(0, sizes.queries + sizes.keys - 1) // SEGMENT
     alone = sizes.shared > PAIRS or not sizes.growing or not sizes.block  # the first keys, in a segment of their own
     return later + (alone or (fades and sizes.shared + sizes.gain > 1))

@@ -184,16 +184,34 @@ class RecurrentMechanism(Mechanism):
 
     def _by_kernel(self, state: State | None, x: Inputs, lasts: bool = True) -> tuple[Tensor, LinearState] | None:
         with without_autocast(x.q.device):
-            if not scan_runs(state, x) or (features := self.scan_map(x)) is None:
+            if (found := self._for_kernel(state, x)) is None:
                 return None
-            k, v = map(accumulated, x[1:3])
-            keys = Written(k, v, self.log_decay(k, x.key), self.strengths(k, x.key))
-            if not scan.knows(x.mask, keys.decay):
-                return None
-            decay, strength = (keys if x.key.keep is None else keys.quiet(x.key.keep[:, None, :, None]))[2:]
+            features, (_, _, decay, strength) = found
             floor = self.normalizer_floor if self.averages else None
             out, after = scanned(state, x, features, floor, lasts, decay=decay, strength=strength)
             return out if self.averages else self._normalized(out), after
+
+    def _sums_by_kernel(self, x: Inputs, backward: bool) -> Tensor | None:
+        """`_read_all` by the kernel in C, which maps the vectors itself; None: it does not."""
+        if (found := self._for_kernel(None, x)) is None:
+            return None
+        features, (_, v, decay, strength) = found
+        v = linear.append_ones(v) if self.averages else v
+        if backward and decay is not None:
+            if decay.shape[-1] > 1:
+                return None
+            v = v * decay.exp()  # for `Written.before_decay`: the keys are not mapped yet
+        return scanned(None, x._replace(v=v), features, None, False, decay=decay, strength=strength)[0]
+
+    def _for_kernel(self, state: State | None, x: Inputs) -> tuple[scan.Map, Written] | None:
+        """How the kernel in C maps vectors, and keys that are not mapped; None: it cannot compute with these."""
+        if not scan_runs(state, x) or (features := self.scan_map(x)) is None:
+            return None
+        k, v = map(accumulated, x[1:3])
+        keys = Written(k, v, self.log_decay(k, x.key), self.strengths(k, x.key))
+        if not scan.knows(x.mask, keys.decay):
+            return None
+        return features, keys if x.key.keep is None else keys.quiet(x.key.keep[:, None, :, None])
 
     def _in_segments(self, x: Inputs) -> Tensor:
         if self._both_ways(x.mask):
@@ -204,10 +222,12 @@ class RecurrentMechanism(Mechanism):
 
     def _read_all(self, x: Inputs, backward: bool = False) -> Tensor:
         """The sums that queries read, starting from the empty state."""
-        if not self._is_at_once(x):
-            return self._scanned(x, partial(self._sums, backward=backward))
         with without_autocast(x.q.device):
-            return recurrent.at_once(*self._sides(x, backward), x.mask)
+            if (sums := self._sums_by_kernel(x, backward)) is not None:
+                return sums
+            if self._is_at_once(x):
+                return recurrent.at_once(*self._sides(x, backward), x.mask)
+        return self._scanned(x, partial(self._sums, backward=backward))
 
     def _looped(self, x: Inputs) -> Tensor:
         if not self._both_ways(x.mask) or x.q.shape[2] != x.k.shape[2]:
@@ -329,7 +349,7 @@ class RecurrentMechanism(Mechanism):
         return kept * KEPT_SOLUTIONS if self.replaces else kept, size
 
     def _is_at_once(self, x: Inputs) -> bool:
-        """Whether all is read without a state before or after, and without segments that the backward pass runs again."""
+        """Whether all is read at once: no state before or after, no segments that the backward pass runs again."""
         (batch, heads, queries), keys = x.q.shape[:3], x.k.shape[2]
         if isinstance(x.mask, ChunkMask) and x.mask.ahead:
             return False  # a query does not see a prefix of the keys
