@@ -288,8 +288,8 @@ typedef struct {
     const Scan *s;
     pthread_t thread;
     int failed, fades;                   /* without memory; with decays */
-    int empty, unread, wanted;           /* the state before the block at hand is zeros; that after it reads nobody; the
-                                            gradient of that before is wanted */
+    int empty, unread, wanted;           /* the state before the block at hand is zeros; nobody reads the one after it;
+                                            the gradient of the one before is wanted */
     int64_t first, stop, batch, head;    /* the heads of all batch entries, from the first on, and the one at hand */
     int64_t dim, values, features, size; /* D, E and features of a token, padded to vectors; numbers of a state */
     int64_t gates;                       /* log-decays of a key, padded to vectors if there are several */
@@ -582,8 +582,8 @@ static void cut(Work *w) {
 /* The number of a block's segment. With the first queries one begins: gradients of keys before need no state. */
 static int64_t segment_of(const Block *b) { return (b->t0 + b->s0) / SEGMENT + (b->t1 > 0); }
 
-/* Sets what is known of the states before and after a block. Texts of a few tokens have one block; to fill a state and
- * to store it would take most of their time. */
+/* Sets what is known of the states before and after a block. A text of a few tokens is one block, and would spend most
+ * of its time on filling a state and storing it. */
 static void look(Work *w, const Block *b) {
     const Tensor *after = w->direction > 0 ? &w->s->last : &w->s->to_last;
     w->empty = b == w->blocks && !w->s->first.numbers;
