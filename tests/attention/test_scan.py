@@ -435,6 +435,18 @@ def test_a_query_that_sees_a_thousand_keys_more():
     assert float((got - expected).abs().max() / expected.abs().max()) < 1e-3
 
 
+@pytest.mark.parametrize("mask", [None, PrefixMask(1, 20)])
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("decays", ["strong", "extreme"])
+def test_strong_decays_among_keys_that_are_seen_at_once(decays, delta, mask):
+    """Compared in pairs, they would leave a rounded rest, or a factor that overflows."""
+    changes = MAPS["delta" if delta else "decays"] | {"decays": decays, "normalizes": False}
+    for dtype in (torch.float32, torch.float64):
+        check(
+            PLAIN._replace(queries=2, keys=40, dim=32, mask=mask, starts=True, dtype=dtype, wanted="output", **changes)
+        )
+
+
 @pytest.mark.parametrize("delta", [False, True])
 @pytest.mark.parametrize("gates", [1, 5])
 def test_strong_decays_of_chunks_with_look_ahead_are_left_to_pytorch(gates, delta):
