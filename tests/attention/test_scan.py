@@ -133,9 +133,8 @@ def defined(
             view = written(view, s)
         outputs.append(fq[:, :, reading.start : reading.stop] @ view)
     sums = torch.cat(outputs, 2)
-    return (sums if floor is None else sums[..., :-1] / sums[..., -1:].clamp_min(floor)), state if lasts else state[
-        :, :, :0, :0
-    ]
+    out = sums if floor is None else sums[..., :-1] / sums[..., -1:].clamp_min(floor)
+    return out, state if lasts else state[:, :, :0, :0]
 
 
 # -------------------------------------------------------------------------------------------------------------- cases

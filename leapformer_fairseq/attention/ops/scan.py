@@ -138,10 +138,8 @@ class _About(NamedTuple):
         normalizer = q.new_empty(*lead, q.shape[2] if sizes.normalizes else 0)
         states = [q.new_empty(*lead, _saved(sizes, "decay" in tensors), *state)] if saves else []
         results = [out, last, normalizer, *states]
-        given = dict(zip(("out", "last", "normalizer", "states"), results, strict=False))
-        if not self.lasts:
-            del given["last"]
-        _call(sizes, {**tensors, **given}, backward=False)
+        names = ("out", "last", "normalizer", "states")[: len(results)]  # one without numbers is NULL in scan.c
+        _call(sizes, {**tensors, **dict(zip(names, results, strict=True))}, backward=False)
         return results
 
     def backward(
@@ -157,7 +155,7 @@ class _About(NamedTuple):
             if name in tensors:
                 gradients[f"to_{name}"] = out.new_empty(tensors[name].shape)
         given = {"out": out, "normalizer": normalizer, "states": states, "to_out": to_out}
-        if to_last is not None and self.lasts:
+        if to_last is not None:
             given["to_last"] = to_last.contiguous()
         _call(sizes, {**tensors, **given, **gradients}, backward=True)
         # Each head has its gradients, summed here where the input was broadcast: the same for any number of threads.

@@ -100,9 +100,8 @@ def test_what_was_measured_before_an_interruption_is_kept(tmp_path, monkeypatch)
     with pytest.raises(LeapformerError, match=r"lra.json was interrupted, 1 cases are left; measure it again"):
         composite.read_bench(tmp_path / "lra.json")
     report = (tmp_path / "lra.md").read_text()
-    assert (
-        "times as fast as softmax" in report and "Peak memory" not in report and "1 of 2 cases are measured" in report
-    )
+    assert "times as fast as softmax" in report and "Peak memory" not in report
+    assert "1 of 2 cases are measured" in report
 
 
 @pytest.mark.parametrize(

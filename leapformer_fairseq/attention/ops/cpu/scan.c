@@ -582,6 +582,9 @@ static void cut(Work *w) {
 /* The number of a block's segment. With the first queries one begins: gradients of keys before need no state. */
 static int64_t segment_of(const Block *b) { return (b->t0 + b->s0) / SEGMENT + (b->t1 > 0); }
 
+/* The place of the state before a block's segment among those that are saved. */
+static int64_t place_of(const Work *w, const Block *b) { return segment_of(b) - segment_of(w->blocks) - 1; }
+
 /* Sets what is known of the states before and after a block. A text of a few tokens is one block, and would spend most
  * of its time on filling a state and storing it. */
 static void look(Work *w, const Block *b) {
@@ -642,8 +645,7 @@ static void solve_back(Work *w) {
     }
     product(count, width, w->s->values, to_v, values, 1, w->v_columns, w->to_system, width, 0);
     for (int64_t i = 0; i < count; i++) clear(w->to_system + i * width + i, width - i);
-    if (w->empty) clear(w->to_reading, count * dim);
-    else product(count, dim, w->s->values, to_v, values, 1, w->state_columns, w->to_reading, dim, 0);
+    product(count, dim, w->empty ? 0 : w->s->values, to_v, values, 1, w->state_columns, w->to_reading, dim, 0);
     product(count, dim, count, w->to_system, width, 1, w->k.scored, w->to_reading, dim, 1);
     product(count, dim, count, w->to_system, 1, width, w->reading, w->k.to_x, dim, 1);
 }
@@ -732,8 +734,7 @@ static void read_block(Work *w) {
     const int64_t features = w->features, values = w->values, width = w->k.width, count = w->q.count;
     const REAL *norm = w->state + features * values, *x = w->q.features, floor = s->floor;
     REAL *norms = at(w, &s->normalizer, w->q.start);
-    if (w->empty) clear(w->sums, count * values);
-    else product(count, values, features, x, features, 1, w->state, w->sums, values, 0);
+    product(count, values, w->empty ? 0 : features, x, features, 1, w->state, w->sums, values, 0);
     for (int64_t i = 0; i < count; i += STRIP) {
         const int64_t rows = least(STRIP, count - i), seen = score(w, i, rows);
         for (int64_t r = 0; r < rows; r++) {
@@ -765,7 +766,7 @@ static void forward(Work *w) {
     for (int64_t n = 0; n < w->count; n++) {
         const Block *b = w->blocks + n;
         if (s->states.numbers && n && segment_of(b) != segment_of(b - 1))
-            move_state(w, &s->states, segment_of(b) - segment_of(w->blocks) - 1, w->state, 1);
+            move_state(w, &s->states, place_of(w, b), w->state, 1);
         look(w, b);
         load_block(w, b, w->state, 0);
         if (w->q.count) read_block(w);
@@ -904,7 +905,7 @@ static int backward(Work *w) {
             if (posix_memalign((void **)&w->states, 64, w->room * w->size * sizeof(REAL))) return 1;
         }
         REAL *state = w->states;
-        if (begin > w->blocks) move_state(w, &w->s->states, segment_of(begin) - segment_of(w->blocks) - 1, state, 0);
+        if (begin > w->blocks) move_state(w, &w->s->states, place_of(w, begin), state, 0);
         else move_state(w, &w->s->first, 0, state, 0);
         for (const Block *b = begin; b < needed; b++, state += w->size) {
             copy(state, w->size, state + w->size, w->size);
