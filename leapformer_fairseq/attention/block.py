@@ -87,8 +87,8 @@ class Memory:
         state = self.state
         if state is not None and self.shared > 1:
             # Hypotheses change places only within their sentence, so states move only when a sentence is finished.
-            sentences = order.view(-1, self.shared)[:, 0] // self.shared
-            state = state if len(sentences) == state.batch_size else state.reorder(sentences)
+            if len(order) != self.shared * state.batch_size:
+                state = state.reorder(order.view(-1, self.shared)[:, 0] // self.shared)
         elif state is not None:
             state = state.reorder(order)
         return replace(self, state=state, padded=padded, lengths=lengths)
@@ -216,6 +216,19 @@ class AttentionBlock(nn.Module):
         out, state = run(state, q, k, v, tokens, tokens, mask)
         return self.project_out(out), state
 
+    def by_step(self, x: Tensor, memory: Memory) -> Tensor | None:
+        """The output for one more token by the prepared step, which in self-attention writes it before it reads.
+
+        None: there is no step or no state, or there are several tokens or padding; nothing is changed then.
+        """
+        step = memory.fused(x.device) if memory.padded is None and self._columns(x) == 1 else None
+        if step is None or memory.state is None:
+            return None
+        memory.leave_inference()
+        out = self._as_column(step(self._column(x), memory.state, memory.queries + 1, memory.lengths))
+        memory.queries += 1
+        return out
+
     def self_step(self, x: Tensor, keep: Tensor | None, memory: Memory, mask: Mask) -> Tensor:
         """Self-attention over the next tokens: one, or several, such as a prompt."""
         memory.leave_inference()
@@ -234,12 +247,12 @@ class AttentionBlock(nn.Module):
             memory.state = self.mechanism.init_state(self._rows(x), self.value_dim, x, first, mask)
             memory.mask = mask
         # A step reads all that was written, so it knows no limit on the past.
-        if step is not None and count == 1 and not (isinstance(mask, ChunkMask) and mask.past is not None):
-            out = self._as_column(step(self._column(x), memory.state, memory.queries + 1, memory.lengths))
-        else:
+        limited = isinstance(mask, ChunkMask) and mask.past is not None
+        out = None if keep is not None or limited else self.by_step(x, memory)
+        if out is None:
             tokens = self.described(memory.tokens(count, keep, x.device), x)
             out, memory.state = self.scan(memory.state, x, tokens, mask)
-        memory.advance(count, keep)
+            memory.advance(count, keep)
         return out
 
     def cross_step(
@@ -263,11 +276,9 @@ class AttentionBlock(nn.Module):
             weights = self._step_weights(query, tokens, source, keep, memory, mask)
         outputs = []
         # Under wait-k, one query at a time, since each sees more of the source than the one before.
-        count = self._columns(query)
-        for part in query.split(count if mask is None else 1, self._dim):
+        for part in (query,) if mask is None else query.split(1, self._dim):
             state = self._source_state(memory, source, keep, mask)
             outputs.append(self._read(part, state, memory, target_keep))
-            memory.advance(self._columns(part), target_keep)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, self._dim), weights
 
     def rows_step(self, x: Tensor, memory: Memory) -> tuple[Tensor, Tensor | None]:
@@ -332,13 +343,13 @@ class AttentionBlock(nn.Module):
 
     def _read(self, query: Tensor, state: State, memory: Memory, keep: Tensor | None) -> Tensor:
         """Cross-attention of more tokens to a state of the source; `keep` is theirs."""
-        one = self._columns(query) == 1
-        step = memory.fused(query.device) if one and keep is None and memory.padded is None else None
-        if step is not None:
-            return self._as_column(step(self._column(query), state, memory.queries + 1, memory.lengths))
-        tokens = self._next_queries(query, keep, memory)
-        heads = self.mechanism.read_shared(state, self.project_queries(query, tokens), tokens, memory.shared)
-        return self.project_out(heads)
+        out = self.by_step(query, memory) if keep is None else None
+        if out is None:
+            tokens = self._next_queries(query, keep, memory)
+            heads = self.mechanism.read_shared(state, self.project_queries(query, tokens), tokens, memory.shared)
+            out = self.project_out(heads)
+            memory.advance(self._columns(query), keep)
+        return out
 
     def _shared(self, source: Tensor, keep: Tensor | None) -> int:
         """How many neighbouring batch entries have the same source: all that may have it, otherwise 1."""

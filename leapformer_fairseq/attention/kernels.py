@@ -124,4 +124,9 @@ class PackedKernel:
     raw: bool = False
 
 
-Kernel = LinearKernel | RecurrentKernel | SlotKernel | PackedKernel
+@dataclass(frozen=True)
+class CachedKernel:
+    """softmax(q . k / sqrt(D)) v over the keys and values of a cache, as PyTorch computes it."""
+
+
+Kernel = LinearKernel | RecurrentKernel | SlotKernel | PackedKernel | CachedKernel

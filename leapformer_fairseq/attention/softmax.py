@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .capabilities import Capabilities
+from .kernels import CachedKernel
 from .masks import CAUSAL, ChunkMask, Mask, PrefixMask
 from .mechanism import Inputs, Mechanism, State
 from .ops import dispatch
@@ -55,14 +57,15 @@ class KVCache(Cache):
     keep: Tensor
     used: Tensor
 
-    def __post_init__(self) -> None:
-        # Every step needs these two, so they are computed once: the columns in use, and whether some may be padding.
-        self._count = int(self.used[0]) if len(self.used) else 0  # `used` is on the CPU: this never waits for a GPU
-        self.padded = self.count > 0 and (not self.keep.is_cpu or not bool(self.keep[:, : self.count].all()))
-
-    @property
+    # Every step needs these two, so they are computed once, and kept up to date.
+    @cached_property
     def count(self) -> int:
-        return self._count
+        return int(self.used[0]) if len(self.used) else 0  # `used` is on the CPU: this never waits for a GPU
+
+    @cached_property
+    def padded(self) -> bool:
+        """Whether a column in use may be padding."""
+        return self.count > 0 and (not self.keep.is_cpu or not bool(self.keep[:, : self.count].all()))
 
     def append(self, k: Tensor, v: Tensor, keep: Tensor | None) -> None:
         start, stop = self.count, self.count + k.shape[2]
@@ -77,8 +80,7 @@ class KVCache(Cache):
                 self.keep = F.pad(self.keep, (0, extra))
             self.k[:, :, start:stop], self.v[:, :, start:stop] = k, v
         self.keep[:, start:stop] = True if keep is None else keep
-        self.padded = self.padded or keep is not None
-        self.used, self._count = self.used + k.shape[2], stop
+        self.used, self.count, self.padded = self.used + k.shape[2], stop, self.padded or keep is not None
 
     def columns(self) -> tuple[Tensor, Tensor, Tensor | None]:
         n = self.count
@@ -108,7 +110,9 @@ class KVCache(Cache):
 
     def reorder(self, order: Tensor) -> KVCache:
         k, v = (_reordered(x, order, self.count) for x in (self.k, self.v))
-        return KVCache(k, v, self.keep.index_select(0, order), self.used[:1].repeat(len(order)))
+        cache = KVCache(k, v, self.keep.index_select(0, order), self.used[:1].expand(len(order)))
+        cache.count, cache.padded = self.count, self.padded
+        return cache
 
 
 @dataclass
@@ -262,6 +266,10 @@ class CachedMechanism(Mechanism):
         return self._attended(q, k, v, visible_keys(q, k, keep, mask), 0.0)
 
 
+# Numbers of a cache that are copied faster than its columns in use are selected (measured with 5 rows).
+_SMALL = 2**15
+
+
 def visible_keys(q: Tensor, k: Tensor, keep: Tensor | None, mask: Mask) -> Tensor | None:
     """True where a query sees a key, broadcastable to (B, H, T, S); None: everywhere."""
     visible = None if mask is None else mask.mask(q.shape[2], k.shape[2], q.device)[None, None]
@@ -272,8 +280,8 @@ def visible_keys(q: Tensor, k: Tensor, keep: Tensor | None, mask: Mask) -> Tenso
 
 
 def _reordered(x: Tensor, order: Tensor, used: int) -> Tensor:
-    """A cache (B, H, capacity, D) whose row i is the old row order[i]; only the columns in use are copied."""
-    if x.requires_grad:
+    """A cache (B, H, capacity, D) whose row i is the old row order[i], at least in the columns in use."""
+    if x.requires_grad or x.numel() <= _SMALL:
         return x.index_select(0, order)
     new = x.new_empty(len(order), *x.shape[1:])
     torch.index_select(x[:, :, :used], 0, order, out=new[:, :, :used])
@@ -283,6 +291,9 @@ def _reordered(x: Tensor, order: Tensor, used: int) -> Tensor:
 @register("softmax")
 class Softmax(CachedMechanism):
     """Scaled dot-product attention, softmax(q . k / sqrt(D)) v (Vaswani et al., 2017, arXiv:1706.03762, eq. 1)."""
+
+    def kernel(self) -> CachedKernel:
+        return CachedKernel()
 
     def loop(
         self, state: State, q: Tensor, k: Tensor, v: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask = None
@@ -381,7 +392,9 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 
 def _never_empty(visible: Tensor | None) -> Tensor | None:
+    return None if visible is None else sees_something(visible)
+
+
+def sees_something(visible: Tensor) -> Tensor:
     """`visible`, but queries that see no key (padding) see all keys: a softmax over nothing is NaN."""
-    if visible is None:
-        return None
     return visible | ~visible.any(-1, keepdim=True)

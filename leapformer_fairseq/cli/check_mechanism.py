@@ -128,13 +128,14 @@ def _means(name: str) -> dict[str, str | None]:
     mechanism = build(name, 16, 2, block=BLOCKS[1] if BLOCKS[1] in _blocks(name) else None, input_dim=32)
     about, kind = mechanism.capabilities, type(mechanism)
     together = any(getattr(kind, method) is not getattr(Mechanism, method) for method in ("scan_", "_segment"))
-    grows = "" if about.constant_state else "its state grows with the text"
+    held = about.constant_state or kind.loop_state is not Mechanism.loop_state
+    grows = "" if held else "its state grows with the text; override `loop_state` with one that graphs can hold"
     carries = "" if about.carry_width is None else "graphs do not hand a carry on to the next layer"
     waits = "" if about.incremental else "no decoder can write with it token by token"
     return {
         "many tokens at once": None if together else "token by token; derive from a base class, or override `scan_`",
         "`leapformer export`, as a decoder": waits or grows or carries or None,
-        "a description for kernels in C": None if mechanism.kernel() else "`kernel` gives none; decoding is in PyTorch",
+        "a fused decoding step": None if mechanism.kernel() else "`kernel` gives none; `extend` decodes",
     }
 
 

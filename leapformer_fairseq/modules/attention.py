@@ -15,7 +15,7 @@ from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
-from ..attention import ChunkMask, Mask, Mechanism, State, TokenInfo
+from ..attention import CAUSAL, ChunkMask, Mask, Mechanism, State, TokenInfo
 from ..attention.block import AttentionBlock, Memory, Where
 from ..attention.mechanism import Execution
 from .context import PassContext, StackFacts
@@ -102,6 +102,10 @@ class MechanismAttention(FairseqIncrementalState, AttentionBlock):
         if torch.is_grad_enabled():
             self._prepared = None  # weights are about to change (see `train`)
         wanted = (need_weights or need_head_weights) and self._composes(need_head_weights)
+        if incremental_state is not None and not wanted and not self.passes_carry:
+            by_step = self._next_token(query, key, key_padding_mask, self.memory(incremental_state))
+            if by_step is not None:
+                return by_step, None
         keep = _keep(key_padding_mask)
         if isinstance(self.mask, ChunkMask):
             out, weights = self._in_chunks(query, keep, wanted)
@@ -114,6 +118,15 @@ class MechanismAttention(FairseqIncrementalState, AttentionBlock):
         if weights is not None:
             weights = weights.transpose(0, 1) if need_head_weights else weights.mean(1)
         return out, weights
+
+    def _next_token(self, query: Tensor, key: Tensor, padding: Tensor | None, memory: Memory) -> Tensor | None:
+        """The output where the prepared step is all that is to be computed, as for most tokens of a generation.
+
+        None elsewhere. Python takes most of the time of a token, so this comes before what other passes need.
+        """
+        # Under wait-k, too, every query sees all of a source once that is written.
+        ready = memory.written == key.shape[0] if self.crosses else padding is None and self._mask == CAUSAL
+        return self.by_step(query, memory) if ready else None
 
     def _whole(self, query: Tensor, key: Tensor, keep: Tensor | None, wanted: bool) -> tuple[Tensor, Tensor | None]:
         """Attention over whole sequences: training, scoring, encoders."""
@@ -212,14 +225,15 @@ class MechanismAttention(FairseqIncrementalState, AttentionBlock):
 
     def memory(self, incremental_state: IncrementalState) -> Memory:
         """This block's memory in `incremental_state`; a new one if there is none."""
-        if self.slot not in incremental_state:
-            incremental_state[self.slot] = self.new_memory()
-        return incremental_state[self.slot]
+        slot = self.slot
+        if slot not in incremental_state:
+            incremental_state[slot] = self.new_memory()
+        return incremental_state[slot]
 
     def reorder_incremental_state(self, incremental_state: IncrementalState, new_order: Tensor) -> IncrementalState:
         """Follow beam search: batch entry i becomes the old entry new_order[i]; entries may be repeated or dropped."""
-        if self.slot in incremental_state:
-            incremental_state[self.slot] = incremental_state[self.slot].reorder(new_order)
+        if (slot := self.slot) in incremental_state:
+            incremental_state[slot] = incremental_state[slot].reorder(new_order)
         return incremental_state
 
     def set_beam_size(self, beam_size: int) -> None:

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Attention, Projections, TokenInfo, step_of
+from leapformer_fairseq.attention import CAUSAL, MECHANISMS, Attention, Projections, TokenInfo, softmax, step_of
 from leapformer_fairseq.attention.bounded.sums import SlotSums
+from leapformer_fairseq.attention.decoding.cached import CachedStep
+from leapformer_fairseq.attention.decoding.step import Step
 from leapformer_fairseq.attention.ops import cpu as native
 
 from ..compiler import needs_compiler
@@ -276,3 +278,39 @@ def test_prompts_that_the_kernel_does_not_know_are_read_without_it():
         memory, x = attention.new_memory(), torch.randn(B, 12, C)
         assert memory.step.prompt(x, None, attention._heads) is None
         torch.testing.assert_close(attention.self_step(x, None, memory, CAUSAL), attention(x), rtol=1e-4, atol=1e-5)
+
+
+PADDED = {"no padding": None, "right": [[1, 1, 1, 0], [1, 1, 1, 1]], "nothing": [[1, 1, 1, 1], [0, 0, 0, 0]]}
+
+
+@pytest.mark.parametrize("padded", PADDED)
+@pytest.mark.parametrize("beam", [1, 3])
+@torch.no_grad()
+def test_the_step_of_softmax_reads_a_source_as_the_mechanism_does(padded, beam):
+    mechanism, projections = block("softmax", {}, torch.float64)
+    keep = None if PADDED[padded] is None else torch.tensor(PADDED[padded]).bool()
+    k, v = (torch.randn(2, H, 4, D).double() for _ in range(2))
+    state = written(mechanism, k, v, TokenInfo.whole(4, keep))
+    cross, x = projections._replace(k=None, v=None), torch.randn(2 * beam, C).double()
+    step = step_of(mechanism, cross)
+    assert type(step) is CachedStep
+    torch.testing.assert_close(step(x, state, 1), Step(mechanism, cross)(x, state, 1))
+
+
+@pytest.mark.parametrize("small", [True, False])
+@torch.no_grad()
+def test_the_step_of_softmax_follows_prompts_with_padding_and_the_beam(small, monkeypatch):
+    monkeypatch.setattr(softmax, "_SMALL", 1 << 15 if small else 0)
+    mechanism, projections = block("softmax", {}, torch.float64)
+    left = torch.tensor([[0, 0, 1], [1, 1, 1]]).bool()
+    k, v = (torch.randn(2, H, 3, D).double() for _ in range(2))
+    states = [written(mechanism, k, v, TokenInfo.whole(3, left)) for _ in range(2)]
+    for position, order in enumerate([[0, 1, 1], [2, 0, 0], [1, 1], [1, 0, 1]]):
+        states = [state.reorder(torch.tensor(order)) for state in states]
+        x = torch.randn(len(order), C).double()
+        outputs = [
+            step(x, state, position + 1)
+            for step, state in zip((step_of(mechanism, projections), Step(mechanism, projections)), states, strict=True)
+        ]
+        torch.testing.assert_close(*outputs)
+    assert_same_states(*states, 1e-12)

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from leapformer_fairseq.attention.softmax import CachedMechanism
 from leapformer_fairseq.cli import check_mechanism
 from leapformer_fairseq.cli.check_mechanism import first_failure, support
 from leapformer_fairseq.cli.main import main
@@ -63,10 +64,16 @@ def test_the_table_says_what_is_not_supported_and_why():
     rows = {line[2:38].strip(): line[39:].split(maxsplit=1) for line in support("softmax") if line[2] != " "}
     assert rows["decoder-self"] == ["yes"] and rows["many tokens at once"] == ["yes"]
     assert rows["text without end"][0] == "no" and rows["text without end"][1].startswith("it keeps every key")
-    assert rows["`leapformer export`, as a decoder"] == ["no", "its state grows with the text"]
+    assert rows["`leapformer export`, as a decoder"] == ["yes"] and rows["a fused decoding step"] == ["yes"]
     rows = {line[2:38].strip(): line[39:].split(maxsplit=1) for line in support("longformer") if line[2] != " "}
     assert rows["encoder-self"] == ["yes"] and rows["decoder-cross"][0] == "no"
     assert rows["`leapformer export`, as a decoder"] == ["no", "no decoder can write with it token by token"]
+
+
+def test_a_state_that_grows_is_exported_where_graphs_can_hold_it(monkeypatch):
+    monkeypatch.delattr(CachedMechanism, "loop_state")
+    (line,) = (line for line in support("entmax") if "`leapformer export`" in line)
+    assert line.split("decoder")[1].split(maxsplit=1)[0] == "no" and "its state grows with the text" in line
 
 
 def test_without_a_checkout_it_says_where_to_run(tmp_path, monkeypatch, capsys):

@@ -354,3 +354,31 @@ def test_decoding_with_gradients_takes_the_general_way():
     out.sum().backward()
     assert attention.q_proj.weight.grad is not None
     torch.testing.assert_close(out.detach(), stepped(attention, x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CAUSAL_PLANS)
+@torch.no_grad()
+def test_all_but_the_first_token_take_the_short_way(name, monkeypatch):
+    taken = []
+    for way in ("self_step", "cross_step"):
+        real = getattr(MechanismAttention, way)
+        monkeypatch.setattr(
+            MechanismAttention, way, lambda *args, real=real, way=way: (taken.append(way), real(*args))[1]
+        )
+    own, cross = adapter(name, CAUSAL)[1], adapter("softmax", cross=True)[1]
+    own, cross, state = own.float(), cross.float(), {}
+    source = torch.randn(4, B, C)
+    for x in torch.randn(T, 1, B, C):
+        own(x, x, x, incremental_state=state, need_weights=False)
+        cross(x, source, source, incremental_state=state, static_kv=True, need_weights=False)
+    assert taken == ["self_step", "cross_step"]
+
+
+@torch.no_grad()
+def test_a_source_that_grows_is_written_before_it_is_read():
+    cross = adapter(cross=True)[1]
+    x, source, state = torch.randn(3, B, C).double(), torch.randn(6, B, C).double(), {}
+    for i, read in enumerate((2, 2, 6)):
+        seen = source[:read]
+        out, _ = cross(x[i : i + 1], seen, seen, incremental_state=state, static_kv=True, need_weights=False)
+        torch.testing.assert_close(out, cross(x[i : i + 1], seen, seen, need_weights=False)[0])

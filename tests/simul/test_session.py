@@ -319,6 +319,7 @@ def test_a_token_costs_the_same_after_any_source(arriving, monkeypatch) -> None:
         memory.state, memory.written = None, 0
         return read(self, memory, *args)
 
+    monkeypatch.setattr(MechanismAttention, "_next_token", lambda *_: None)  # the short way reads no source
     monkeypatch.setattr(MechanismAttention, "_source_state", read_again)
     assert flops_of_a_token(system, 20) > 1.5 * flops_of_a_token(system, 1), "an inverted control"
 

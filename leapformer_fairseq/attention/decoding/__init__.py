@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..kernels import LinearKernel, PackedKernel, Projections, RecurrentKernel, SlotKernel
+from ..kernels import CachedKernel, LinearKernel, PackedKernel, Projections, RecurrentKernel, SlotKernel
 from ..mechanism import Mechanism
+from .cached import CachedStep
 from .linear import LinearStep
 from .recurrent import RecurrentStep
 from .slots import PackedStep, SlotStep
@@ -16,6 +17,7 @@ STEPS: dict[type, Any] = {
     RecurrentKernel: RecurrentStep,
     SlotKernel: SlotStep,
     PackedKernel: PackedStep,
+    CachedKernel: CachedStep,
 }
 
 
