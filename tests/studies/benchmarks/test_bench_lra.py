@@ -13,6 +13,7 @@ from leapformer_fairseq.modules import MechanismAttention
 from leapformer_fairseq.studies.benchmarks import lra, measure
 from leapformer_fairseq.studies.lra import composite
 from leapformer_fairseq.support.errors import LeapformerError
+from tests.compiler import needs_compiler
 from tests.covering import shared_out
 
 CPU = measure.Place(torch.device("cpu"))
@@ -140,7 +141,7 @@ def test_no_row_runs_its_layers_again():
         assert not lra.system(name, "text", CPU).model.args.checkpoint_activations
 
 
-@pytest.mark.parametrize("kernel", [True, False])
+@pytest.mark.parametrize("kernel", [pytest.param(True, marks=needs_compiler), False])
 def test_a_wrong_training_form_is_a_disagreement(monkeypatch, request, kernel):
     names = (lra.COSFORMER,) if kernel else (lra.COSFORMER, "linformer", "bigbird")
     form = "_whole" if kernel else "_in_segments"
