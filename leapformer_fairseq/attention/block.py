@@ -224,7 +224,6 @@ class AttentionBlock(nn.Module):
         step = memory.fused(x.device) if memory.padded is None and self._columns(x) == 1 else None
         if step is None or memory.state is None:
             return None
-        memory.leave_inference()
         out = self._as_column(step(self._column(x), memory.state, memory.queries + 1, memory.lengths))
         memory.queries += 1
         return out
@@ -233,10 +232,10 @@ class AttentionBlock(nn.Module):
         """Self-attention over the next tokens: one, or several, such as a prompt."""
         memory.leave_inference()
         count = self._columns(x)
-        step = memory.fused(x.device) if keep is None and memory.padded is None else None
-        prompt = None
-        if step is not None and count > 1 and mask == CAUSAL and self.execution() != "loop":
-            prompt = step.prompt(x, memory.state, self._heads)
+        prompt, plain = None, keep is None and memory.padded is None
+        if count > 1 and plain and mask == CAUSAL and self.execution() != "loop":
+            step = memory.fused(x.device)
+            prompt = None if step is None else step.prompt(x, memory.state, self._heads)
         if prompt is not None:
             heads, memory.state = prompt
             memory.mask = mask

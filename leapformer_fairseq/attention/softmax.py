@@ -111,7 +111,7 @@ class KVCache(Cache):
     def reorder(self, order: Tensor) -> KVCache:
         k, v = (_reordered(x, order, self.count) for x in (self.k, self.v))
         cache = KVCache(k, v, self.keep.index_select(0, order), self.used[:1].expand(len(order)))
-        cache.count, cache.padded = self.count, self.padded
+        cache.count, cache.padded = self.count, self.padded  # known, so not read again
         return cache
 
 
@@ -266,10 +266,6 @@ class CachedMechanism(Mechanism):
         return self._attended(q, k, v, visible_keys(q, k, keep, mask), 0.0)
 
 
-# Numbers of a cache that are copied faster than its columns in use are selected (measured with 5 rows).
-_SMALL = 2**15
-
-
 def visible_keys(q: Tensor, k: Tensor, keep: Tensor | None, mask: Mask) -> Tensor | None:
     """True where a query sees a key, broadcastable to (B, H, T, S); None: everywhere."""
     visible = None if mask is None else mask.mask(q.shape[2], k.shape[2], q.device)[None, None]
@@ -277,6 +273,10 @@ def visible_keys(q: Tensor, k: Tensor, keep: Tensor | None, mask: Mask) -> Tenso
         return visible
     real = keep[:, None, None, :]
     return real if visible is None else visible & real
+
+
+# Numbers of a cache that are copied faster than its columns in use are selected (measured with 5 rows).
+_SMALL = 2**15
 
 
 def _reordered(x: Tensor, order: Tensor, used: int) -> Tensor:
@@ -309,14 +309,14 @@ class Softmax(CachedMechanism):
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, dropout: float) -> Tensor:
         if dispatch.is_exported():  # PyTorch's kernel would become operators that copy and scale all keys
             return self._by_pairs(q, k, visible, dropout) @ v
-        return _sdpa(q, k, v, attn_mask=_never_empty(visible), dropout_p=dropout)
+        return _sdpa(q, k, v, attn_mask=never_empty(visible), dropout_p=dropout)
 
     def _weights(self, q: Tensor, k: Tensor, query: TokenInfo, key: TokenInfo, mask: Mask, dropout: float) -> Tensor:
         return self._by_pairs(q, k, visible_keys(q, k, key.keep, mask), dropout)
 
     def _by_pairs(self, q: Tensor, k: Tensor, visible: Tensor | None, dropout: float) -> Tensor:
         """Weights (B, H, T, S)."""
-        scores, visible = q * self.head_dim**-0.5 @ k.mT, _never_empty(visible)
+        scores, visible = q * self.head_dim**-0.5 @ k.mT, never_empty(visible)
         if visible is not None:
             scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
         return F.dropout(scores.softmax(-1), dropout)
@@ -391,10 +391,8 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, **options).to(dtype)
 
 
-def _never_empty(visible: Tensor | None) -> Tensor | None:
-    return None if visible is None else sees_something(visible)
-
-
-def sees_something(visible: Tensor) -> Tensor:
+def never_empty(visible: Tensor | None) -> Tensor | None:
     """`visible`, but queries that see no key (padding) see all keys: a softmax over nothing is NaN."""
+    if visible is None:
+        return None
     return visible | ~visible.any(-1, keepdim=True)

@@ -126,7 +126,10 @@ class MechanismAttention(FairseqIncrementalState, AttentionBlock):
         """
         # Under wait-k, too, every query sees all of a source once that is written.
         ready = memory.written == key.shape[0] if self.crosses else padding is None and self._mask == CAUSAL
-        return self.by_step(query, memory) if ready else None
+        if not ready:
+            return None
+        memory.leave_inference()
+        return self.by_step(query, memory)
 
     def _whole(self, query: Tensor, key: Tensor, keep: Tensor | None, wanted: bool) -> tuple[Tensor, Tensor | None]:
         """Attention over whole sequences: training, scoring, encoders."""

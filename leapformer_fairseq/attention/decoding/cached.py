@@ -9,16 +9,12 @@ from torch import Tensor
 
 from ..kernels import CachedKernel, Projections
 from ..mechanism import Mechanism
-from ..softmax import sees_something
+from ..softmax import never_empty, visible_keys
 from .step import Step
 
 
 class CachedStep(Step):
     """PyTorch's attention over the cache, in few calls, which take most of the time of a token."""
-
-    @staticmethod
-    def fits(kernel: CachedKernel, projections: Projections) -> bool:
-        return True
 
     def __init__(self, mechanism: Mechanism, projections: Projections, kernel: CachedKernel) -> None:
         super().__init__(mechanism, projections)
@@ -30,5 +26,5 @@ class CachedStep(Step):
         else:  # the hypotheses of a sentence are queries of one sequence
             q = projected.view(state.batch_size, -1, self.heads, self.dim).transpose(1, 2)
         k, v, keep = state.columns()
-        visible = None if keep is None else sees_something(keep[:, None, None])
+        visible = never_empty(visible_keys(q, k, keep, None))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible).transpose(1, 2).reshape(len(x), -1)

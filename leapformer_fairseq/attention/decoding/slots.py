@@ -136,10 +136,6 @@ class PackedStep(MemoryStep):
     (raw).
     """
 
-    @staticmethod
-    def fits(kernel: PackedKernel, projections: Projections) -> bool:
-        return True
-
     def __init__(self, mechanism: Mechanism, projections: Projections, kernel: PackedKernel) -> None:
         super().__init__(mechanism, projections)
         self.reading = Reading(summed=False, normalized=self.self_attention, masked=True)

@@ -35,6 +35,11 @@ class Step:
     #: whether the kernel for whole sequences computes the mechanism; set by subclasses
     reads_prompts = False
 
+    @staticmethod
+    def fits(kernel: Any, projections: Projections) -> bool:
+        """Whether a step of this class computes what its kind of description says."""
+        return True
+
     def __init__(self, mechanism: Mechanism, projections: Projections, ones: bool = False) -> None:
         """`ones`: add a channel that is always 1 to the values of each head."""
         q, out, k, v = projections
