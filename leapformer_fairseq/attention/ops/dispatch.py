@@ -180,3 +180,8 @@ def is_exported() -> bool:
 def is_transformed() -> bool:
     """Whether torch.func, vmap or forward-mode differentiation is active: our custom backward passes support none."""
     return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
+
+
+def is_batched(x: Tensor) -> bool:
+    """Whether x is each tensor of a batch at once: under vmap, or with `is_grads_batched` of torch.autograd.grad."""
+    return torch._C._functorch.is_batchedtensor(x) or torch._C._functorch.is_legacy_batchedtensor(x)
