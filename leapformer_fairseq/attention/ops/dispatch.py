@@ -97,6 +97,7 @@ IN_GRAPH = 8  # states that a graph computes in turn
 BOOLEANS = {"True": True, "1": True, "False": False, "0": False}
 KINDS = {field.name: type(getattr(BOUNDS["cpu"], field.name)) for field in fields(Bounds)}
 _overrides: dict[str, Any] = {}
+_for_onnx = False
 
 
 def bounds(device: torch.device) -> Bounds:
@@ -173,8 +174,19 @@ def is_one(count: int) -> bool:
 
 
 def is_exported() -> bool:
-    """Whether operations are recorded for a graph that runs without PyTorch."""
-    return torch.compiler.is_exporting()
+    """Whether operations are recorded for a graph of ONNX: not by `torch.export` alone, whose graph PyTorch runs."""
+    return torch.compiler.is_exporting() and (_for_onnx or torch.onnx.is_in_onnx_export())
+
+
+@contextmanager
+def for_onnx() -> Iterator[None]:
+    """Inside the `with` block, `torch.export` records operations for a graph of ONNX."""
+    global _for_onnx
+    _for_onnx = True
+    try:
+        yield
+    finally:
+        _for_onnx = False
 
 
 def is_transformed() -> bool:
