@@ -203,7 +203,7 @@ def drawn(seed: int, longest: int = 300) -> Case:
     normalizes = not delta and r.random() < 0.6
     # A normalizer of features that may be negative is near 0: nothing to compare.
     activations = ["none", "direction"] if delta else ["relu", "elu", *(["none", "direction"] * (not normalizes))]
-    return Case(
+    case = Case(
         batch=r.randint(1, 3),
         heads=r.randint(1, 3),
         queries=queries,
@@ -229,6 +229,8 @@ def drawn(seed: int, longest: int = 300) -> Case:
         dtype=r.choice([torch.float32, torch.float64]),
         threads=r.choice([1, 1, 2, 5]),
     )
+    # A direction of one feature is 1 or -1: its gradient is a rounded rest.
+    return case._replace(dim=3) if case.activation == "direction" and case.dim == 1 else case
 
 
 def padded(case: Case) -> Tensor | None:

@@ -228,7 +228,7 @@ def _cache() -> Path:
     """The folder of libraries. Raises OSError if there is none, or if others may write to it: what is in it is run."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leapformer_fairseq"
     try:
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        cache.mkdir(mode=0o755, parents=True, exist_ok=True)
         found = cache.stat()
     except OSError as error:
         raise _unwritable(cache, error) from error
