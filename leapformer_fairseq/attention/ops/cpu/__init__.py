@@ -198,7 +198,7 @@ def _library() -> ctypes.CDLL:
         compiler = _compiler()
         failed = cache / f"{name}-{_digest(chr(0).join(compiler).encode())}.failed"
         if failed.exists() and time.time() - failed.stat().st_mtime < 24 * 3600:
-            raise OSError(f"{failed.read_text()}; to try again within a day, delete {failed}")
+            raise OSError(f"{failed.read_text('utf-8')}; to try again within a day, delete {failed}")
         with _folder_in(cache) as folder:
             built = Path(folder) / "kernels.so"
             command = [*compiler, *FLAGS, *map(str, SOURCES), "-o", str(built), "-lm"]
@@ -207,7 +207,7 @@ def _library() -> ctypes.CDLL:
                 _run(command, f"the C compiler {compiler[0]} failed")
                 _run(loads, f"what the C compiler {compiler[0]} wrote cannot be loaded", _Lasting)
             except _Lasting as error:
-                failed.write_text(str(error))
+                failed.write_text(str(error), "utf-8", "replace")
                 raise
             # Atomically: another process may be doing the same.
             return _opened(built.replace(cache / f"{name}-{_digest(built.read_bytes())}.so"))
