@@ -366,7 +366,7 @@ class Mechanism(nn.Module):
             self._check(q, k, v, query, key, mask)
         query, key = self._described(q, k, query, key, mask)
         self.check_limit(key, self.limit)  # of the whole text: segments know only a part
-        if not q.shape[2] or not k.shape[2]:
+        if not q.shape[0] or not q.shape[2] or not k.shape[2]:
             return _nothing(q, k, v)
         mask = with_state(mask) if self.capabilities.constant_state else mask
         x = Inputs(q, k, v, query.cleared(), key.cleared(), mask)
@@ -563,7 +563,7 @@ def _cleared(x: Tensor, tokens: TokenInfo) -> Tensor:
 
 
 def _nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The output (B, H, T, E) if there are no queries or no keys: zeros, with gradients of zero for q, k and v."""
+    """The output (B, H, T, E) of no queries, no keys or no batch: zeros, with gradients of zero for q, k and v."""
     zero = sum(x[..., :0].sum() for x in (q, k, v))
     return torch.as_tensor(zero, dtype=v.dtype).expand(*q.shape[:3], v.shape[3]).clone()
 

@@ -73,6 +73,7 @@ def write_graph(
         _one_table(),
         torch.enable_grad(),
         dispatch.override(pairs=0, pairs_per_token=0),
+        dispatch.for_onnx(),
     ):
         try:
             traced = torch.export.export(part.eval(), given, dynamic_shapes=dynamic, strict=False)

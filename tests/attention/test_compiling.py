@@ -51,6 +51,7 @@ def compiler(tmp_path, monkeypatch):
 
 
 COPY = 'cp "$library" "$out"'
+LIBM = 'cp /lib/x86_64-linux-gnu/libm.so.6 "$out"'  # has none of our functions
 
 
 def calls(folder: Path) -> int:
@@ -150,6 +151,30 @@ class TestACompilerThatWorks:
         assert cpu.load() is not None and calls(tmp_path) == 2
         assert library.read_bytes() == content
 
+    @pytest.mark.parametrize("content", ["nonsense", "/bin/sh", "a folder"])
+    def test_what_cannot_be_loaded_is_compiled_again(self, compiler, cache, content, tmp_path):
+        """An intact file, as far as its name says, from a compiler that wrote no library for this machine."""
+        compiler(COPY)
+        assert cpu.load() is not None
+        again()
+        (library,) = cache.iterdir()
+        library.unlink()
+        written = Path(content).read_bytes() if content == "/bin/sh" else content.encode()
+        other = cache / f"{library.stem.rpartition('-')[0]}-{cpu._digest(written)}.so"
+        other.mkdir() if content == "a folder" else other.write_bytes(written)
+        assert cpu.load() is not None and calls(tmp_path) == 2
+        again()
+        assert cpu.load() is not None and calls(tmp_path) == 2
+
+    def test_only_its_owner_may_write_to_a_new_cache(self, compiler, cache):
+        compiler(COPY)
+        before = os.umask(0)
+        try:
+            assert cpu.load() is not None
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE(cache.stat().st_mode) == 0o755  # others may read what an administrator compiled
+
 
 class TestWithoutKernels:
     def test_no_compiler(self, failure, monkeypatch):
@@ -158,7 +183,15 @@ class TestWithoutKernels:
 
     def test_quotes_that_do_not_close(self, failure, monkeypatch):
         monkeypatch.setenv("CC", "gcc '")
-        failure("No closing quotation")
+        failure('no C compiler "gcc \'"', "name it by CC")
+
+    @pytest.mark.parametrize("content", [b"\x7fELF of another processor", b"#!/no/such/shell\n"])
+    def test_a_file_that_is_no_program(self, failure, monkeypatch, tmp_path, content):
+        path = tmp_path / "compiler"
+        path.write_bytes(content)
+        path.chmod(0o755)
+        monkeypatch.setenv("CC", str(path))
+        failure(f"the C compiler {path} failed: ", "another compiler by CC")
 
     @pytest.mark.parametrize(
         ("script", "words"),
@@ -170,16 +203,44 @@ class TestWithoutKernels:
             ("echo bad flag; exit 1", ("status 1", "bad flag")),
             ("exit 1", ("status 1", "it said nothing")),
             ("kill -9 $$", ("status -9",)),
-            ("exit 0", ("kernels.so",)),
-            ('echo nonsense > "$out"', ("file too short",)),
-            ('cp /lib/x86_64-linux-gnu/libm.so.6 "$out"', ("undefined symbol: leapformer_step",)),
+            (
+                "echo 'ld: No space left on device'; echo 'collect2: error: ld returned 1 exit status'; exit 1",
+                ("No space left on device",),
+            ),
+            (
+                "echo 'a.s: Assembler messages:'; echo 'a.s:1: Error: no such instruction'; exit 1",
+                ("no such instruction",),
+            ),
         ],
     )
     def test_a_compiler_that_fails(self, compiler, failure, script, words):
-        if "libm" in script and not Path("/lib/x86_64-linux-gnu/libm.so.6").exists():
+        path = compiler(script)
+        failure(f"the C compiler {path} failed", *words, "another compiler by CC")
+
+    @pytest.mark.parametrize(
+        ("script", "words"),
+        [
+            ("exit 0", ("No such file",)),
+            ('mkdir "$out"', ("Is a directory",)),
+            (': > "$out"', ("file too short",)),
+            ('head -c 20000 "$library" > "$out"', ()),  # to load it ends a process
+            ('cp /bin/sh "$out"', ()),
+            (LIBM, ("undefined symbol: leapformer_step",)),
+        ],
+    )
+    def test_a_compiler_that_writes_no_library(self, compiler, failure, cache, script, words, tmp_path):
+        """Nothing is kept of it, and this compiler is not called again for a day; another one is."""
+        if script == LIBM and not Path(LIBM.split()[1]).exists():
             pytest.skip("another system")
-        compiler(script)
-        failure(*words)
+        path = compiler(script)
+        failure(f"what the C compiler {path} wrote cannot be loaded", *words, "another compiler by CC")
+        (failed,) = cache.iterdir()
+        again()
+        failure(f"what the C compiler {path} wrote cannot be loaded", *words, f"delete {failed}")
+        assert calls(tmp_path) == 1
+        compiler(COPY, "another")
+        again()
+        assert cpu.load() is not None
 
     def test_a_compiler_that_hangs(self, compiler, failure, cache, monkeypatch, tmp_path):
         """It is ended with what it has started, and is not waited for again."""
@@ -192,10 +253,10 @@ class TestWithoutKernels:
             assert time.monotonic() < deadline, "what the compiler has started still runs"
             time.sleep(0.01)
         again()
-        failure("delete", ".slow")
+        (failed,) = cache.iterdir()
+        failure("took longer than 0.3 s", f"delete {failed}")
         assert calls(tmp_path) == 1
-        (slow,) = cache.iterdir()
-        os.utime(slow, (0, time.time() - 25 * 3600))
+        os.utime(failed, (0, time.time() - 25 * 3600))
         compiler(COPY)
         again()
         assert cpu.load() is not None
@@ -215,10 +276,29 @@ class TestWithoutKernels:
         cache.chmod(stat.S_IRUSR | stat.S_IXUSR)
         failure(str(cache), "cannot be written")
 
+    @pytest.mark.parametrize("change", ["all may write", "a group may write", "of another user"])
+    def test_a_cache_to_which_others_may_write(self, compiler, failure, cache, change, tmp_path):
+        """What is in it is run: nothing of it is loaded, and nothing is compiled into it."""
+        compiler(COPY)
+        assert cpu.load() is not None
+        again()
+        if change == "of another user":
+            if os.geteuid():
+                pytest.skip("only root gives folders away")
+            os.chown(cache, 4321, -1)
+        else:
+            cache.chmod(0o777 if change == "all may write" else 0o770)
+        for library in cache.iterdir():
+            failure(f"others may write to {cache}", "XDG_CACHE_HOME")
+            library.unlink()
+            again()
+        failure(f"others may write to {cache}", "XDG_CACHE_HOME")
+        assert calls(tmp_path) == 1
+
     def test_no_home(self, failure, monkeypatch):
         monkeypatch.delenv("XDG_CACHE_HOME")
-        monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home directory")))
-        failure("no home directory")
+        monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no entry")))
+        failure("no home directory", "XDG_CACHE_HOME")
 
     def test_they_can_be_turned_off(self, monkeypatch, caplog):
         monkeypatch.setenv(cpu.SWITCH, "0")

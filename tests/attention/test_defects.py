@@ -352,6 +352,17 @@ def test_nothing_to_read_or_nobody_to_read_it(name, mask, counts):
         assert q.grad is not None and not q.grad.any(), way
 
 
+@pytest.mark.parametrize(("name", "mask"), served())
+def test_a_batch_of_nobody(name, mask):
+    mechanism = make(name)
+    for way in WAYS:
+        q, k, v = (x[:0].requires_grad_() for x in inputs(*sizes(mask)))
+        out = attend(mechanism, q, k, v, mask=MASKS[mask], way=way)
+        assert out.shape == (0, HEADS, COUNT, VALUE_DIM), way
+        out.sum().backward()
+        assert v.grad is not None and v.grad.shape == v.shape, way
+
+
 @pytest.mark.parametrize("name", ["leap", "softmax"])
 def test_the_output_of_nothing_is_part_of_the_keys_graph(name):
     """A source of no tokens in a batch: the loss still has to be differentiated where queries are constants."""
@@ -471,6 +482,23 @@ def test_a_scan_under_vmap_is_refused_in_one_line(name, mask):
 
     with pytest.raises(LeapformerError, match="^torch.func and vmap work with execution='reference' only[^\n]*$"):
         torch.func.vmap(one)(*inputs(*sizes(mask)))
+
+
+@covering_served(way=[*WAYS])
+def test_gradients_of_several_outputs_at_once_are_right_or_refused_in_one_line(name, mask, way):
+    """As of `torch.autograd.functional.jacobian(vectorize=True)`."""
+    mechanism, (q, k, v) = make(name), inputs(*sizes(mask))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = attend(mechanism, *leaves, mask=MASKS[mask], way=way)
+    read = [x for x in leaves if torch.autograd.grad(out.sum(), x, retain_graph=True, allow_unused=True)[0] is not None]
+    grads = torch.stack([gradient() for _ in range(3)])
+    expected = zip(*(torch.autograd.grad(out, read, grad, retain_graph=True) for grad in grads), strict=True)
+    try:
+        found = torch.autograd.grad(out, read, grads, is_grads_batched=True)
+    except LeapformerError as error:
+        assert way != "reference" and re.fullmatch("batched gradients [^\n]*", str(error))
+    else:
+        assert difference(list(found), [torch.stack(parts) for parts in expected]) < 1e-12
 
 
 COMPILED = served(["softmax", "leap", "rope", "abc-mlp", "luna"], ("all", "causal")) + served(["relu"])

@@ -784,7 +784,7 @@ def test_copies_and_checkpoints_change_nothing(name, block, again):
             agree(with_gradients(same, block, same, 300), expected, 1e-9)
 
 
-@ALL
+@pytest.mark.parametrize(("name", "block"), kept(EACH, *FEW, ("gated-delta", "decoder-self")))
 @pytest.mark.filterwarnings("ignore")
 def test_export(name, block):
     attention = Attention(name, DIM, HEADS, block=block, **OPTIONS.get(name, {})).eval()

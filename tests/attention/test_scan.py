@@ -203,7 +203,7 @@ def drawn(seed: int, longest: int = 300) -> Case:
     normalizes = not delta and r.random() < 0.6
     # A normalizer of features that may be negative is near 0: nothing to compare.
     activations = ["none", "direction"] if delta else ["relu", "elu", *(["none", "direction"] * (not normalizes))]
-    return Case(
+    case = Case(
         batch=r.randint(1, 3),
         heads=r.randint(1, 3),
         queries=queries,
@@ -229,6 +229,8 @@ def drawn(seed: int, longest: int = 300) -> Case:
         dtype=r.choice([torch.float32, torch.float64]),
         threads=r.choice([1, 1, 2, 5]),
     )
+    # A direction of one feature is 1 or -1: its gradient is a rounded rest.
+    return case._replace(dim=3) if case.activation == "direction" and case.dim == 1 else case
 
 
 def padded(case: Case) -> Tensor | None:
@@ -552,6 +554,14 @@ def test_no_result_comes_out_of_new_memory(seed):
     assert mode.filled and errors(got, expected) == dict.fromkeys(expected, 0.0)
 
 
+@pytest.mark.parametrize("name", ["leap", "gated-leap", "delta", "kda"])
+def test_a_batch_of_nobody(name, calls):
+    mechanism, (q, k, v) = build(name, DIM, HEADS), qkv(batch=0)
+    tokens = replace(TokenInfo.whole(20), inputs=torch.randn(0, 20, WIDTH))
+    out, after = mechanism.scan(mechanism.init_state(0, DIM, q), q, k, v, tokens, tokens, CAUSAL)
+    assert calls == [False] and out.shape == q.shape and after.batch_size == 0
+
+
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", MAPS)
@@ -758,6 +768,20 @@ def test_activation_checkpoints(reentrant, calls):
     checkpoint(mechanism, *leaves, use_reentrant=reentrant).sum().backward()
     assert calls == [False, False, True]
     assert all(torch.equal(x.grad, y) for x, y in zip(leaves, expected, strict=True))
+
+
+@pytest.mark.parametrize("count", [9, 150])
+def test_lengths_have_gradients(count):
+    """Those of a predictor, through the angles of cosFormer."""
+    mechanism, (q, k, v) = build("cosformer", DIM, HEADS, block="encoder-self"), qkv(count)
+    lengths = torch.tensor([count + 1.0, count + 2.5], requires_grad=True)
+    tokens = TokenInfo.whole(count).of_length(lengths)
+
+    def run() -> Tensor:
+        return torch.autograd.grad(mechanism(q, k, v, query=tokens, key=tokens).square().sum(), lengths)[0]
+
+    got, expected = both(run)
+    assert expected.all() and torch.allclose(got, expected, rtol=1e-3)
 
 
 def test_an_input_that_changes_before_the_backward_pass_is_an_error():

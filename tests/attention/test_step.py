@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -237,6 +238,24 @@ def test_half_precision_keeps_a_float32_state(language):
 def test_the_step_of_every_mechanism_is_tested(name):
     tested = {variant for variant, _ in [*VARIANTS, *OTHERS, *CROSS_ONLY]} | {"luna"}  # luna: test_luna_step.py
     assert name in tested, "name its step in VARIANTS, OTHERS or CROSS_ONLY"
+
+
+@needs_compiler
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@each(VARIANTS)
+@torch.no_grad()
+def test_what_is_no_number_in_pytorch_is_none_in_c(name, options, number):
+    """Of weights or tokens that are NaN a step must not make an output that looks like one."""
+    mechanism, projections = block(name, options, torch.float32)
+    x, found = torch.randn(4, B, C), []
+    x[1, 0, 3] = number
+    for way in WAYS:
+        step, state = step_of(mechanism, projections), empty(mechanism, B, D, x)
+        with nullcontext() if way == "C" else native.turned_off():
+            found.append(torch.stack([step(x[t], state, t + 1) for t in range(4)]))
+    assert not found[1][1, 0].isfinite().any()
+    assert torch.equal(found[0].isfinite(), found[1].isfinite())
+    torch.testing.assert_close(found[0][:, 1:], found[1][:, 1:])
 
 
 @needs_compiler

@@ -306,6 +306,15 @@ class TestDoctor:
                 "none",
                 *["in PyTorch (there is no C compiler 'none'; install gcc or clang, or name it by CC)"] * 2,
             ),
+            (
+                "XDG_CACHE_HOME",
+                "/proc/none",
+                *[
+                    "in PyTorch (/proc/none/leapformer_fairseq cannot be written (No such file or directory); name "
+                    "another cache by XDG_CACHE_HOME)"
+                ]
+                * 2,
+            ),
         ],
     )
     def test_why_kernels_do_not_run(self, capsys, monkeypatch, tmp_path, variable, value, step, whole):
@@ -315,7 +324,7 @@ class TestDoctor:
         monkeypatch.setenv(variable, value)
         if variable == "CC":
             monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-            cpu._loaded.cache_clear()
+        cpu._loaded.cache_clear()
         try:
             doctor._print_dispatch()
         finally:

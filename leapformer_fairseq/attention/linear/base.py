@@ -312,13 +312,15 @@ def scan_runs(state: State | None, x: Inputs) -> bool:
 
 
 def scan_map(kernel: LinearKernel, x: Inputs) -> scan.Map | None:
-    """How the kernel for whole sequences maps these tokens as described; None if it does not know the map."""
+    """How the kernel for whole sequences maps these tokens as described; None if it knows no such map or gradient."""
     if kernel.rotation is not None or any(not network.hidden for network in kernel.networks):
         return None
     features = scan.Map(kernel.activation)
     if kernel.proportion is not None:
         sides = (kernel.proportion(side.positions, side.lengths) for side in (x.query, x.key))
         query_turns, key_turns = (_turns(side.to(accumulated(x.q).dtype)) for side in sides)
+        if query_turns.requires_grad or key_turns.requires_grad:  # by predicted lengths
+            return None
         return features._replace(turns=(query_turns, key_turns))
     if kernel.networks:
         queries, keys = kernel.networks

@@ -37,7 +37,7 @@ class _ELU1(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (out,) = ctx.saved_tensors
-        return out.clamp_max(1).mul_(grad)
+        return out.clamp_max(1) * grad
 
 
 @register("elu", NORMALIZER_FLOOR)

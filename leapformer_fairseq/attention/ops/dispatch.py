@@ -97,6 +97,7 @@ IN_GRAPH = 8  # states that a graph computes in turn
 BOOLEANS = {"True": True, "1": True, "False": False, "0": False}
 KINDS = {field.name: type(getattr(BOUNDS["cpu"], field.name)) for field in fields(Bounds)}
 _overrides: dict[str, Any] = {}
+_for_onnx = False
 
 
 def bounds(device: torch.device) -> Bounds:
@@ -173,10 +174,26 @@ def is_one(count: int) -> bool:
 
 
 def is_exported() -> bool:
-    """Whether operations are recorded for a graph that runs without PyTorch."""
-    return torch.compiler.is_exporting()
+    """Whether operations are recorded for a graph of ONNX: not by `torch.export` alone, whose graph PyTorch runs."""
+    return torch.compiler.is_exporting() and (_for_onnx or torch.onnx.is_in_onnx_export())
+
+
+@contextmanager
+def for_onnx() -> Iterator[None]:
+    """Inside the `with` block, `torch.export` records operations for a graph of ONNX."""
+    global _for_onnx
+    _for_onnx = True
+    try:
+        yield
+    finally:
+        _for_onnx = False
 
 
 def is_transformed() -> bool:
     """Whether torch.func, vmap or forward-mode differentiation is active: our custom backward passes support none."""
     return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
+
+
+def is_batched(x: Tensor) -> bool:
+    """Whether x is each tensor of a batch at once: under vmap, or with `is_grads_batched` of torch.autograd.grad."""
+    return torch._C._functorch.is_batchedtensor(x) or torch._C._functorch.is_legacy_batchedtensor(x)

@@ -68,7 +68,7 @@ def knows(mask: Mask, decay: Tensor | None) -> bool:
     if decay is None or not (isinstance(mask, ChunkMask) and mask.ahead):
         return True
     chunks = F.pad(decay.detach(), (0, 0, 0, -decay.shape[2] % mask.tokens)).unflatten(2, (-1, mask.tokens))
-    return bool(chunks.sum(3).amin() > -LITTLE)
+    return bool((chunks.sum(3) > -LITTLE).all())
 
 
 def _is_plain(x: Tensor) -> bool:

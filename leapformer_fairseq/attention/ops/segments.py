@@ -117,7 +117,9 @@ def _split(x: Tensor | None, lengths: list[int]) -> Sequence[Tensor | None]:
 
 
 def first_order(backward: _Backward) -> _Backward:
-    """Decorator of a custom backward pass: it runs without autocast, and second derivatives raise LeapformerError.
+    """Decorator of a custom backward pass: it runs without autocast.
+
+    Second derivatives raise LeapformerError, as do batched gradients that it cannot compute.
 
     `backward` receives the saved tensors after the context. They are read only once, since activation checkpointing
     provides them only once.
@@ -127,8 +129,13 @@ def first_order(backward: _Backward) -> _Backward:
     def run(ctx: Any, *grads: Tensor | None) -> Any:
         saved = ctx.saved_tensors
         device = next(x.device for x in (*grads, *saved) if x is not None)
-        with torch.no_grad(), without_autocast(device):
-            results = backward(ctx, saved, *grads)
+        try:
+            with torch.no_grad(), without_autocast(device):
+                results = backward(ctx, saved, *grads)
+        except RuntimeError as error:
+            if not any(dispatch.is_batched(x) for x in grads if x is not None):
+                raise
+            raise LeapformerError("batched gradients (is_grads_batched) need execution='reference'") from error
         # With create_graph=True the results could be differentiated again, if only through the incoming gradients.
         sources = (*saved, *grads) if torch.is_grad_enabled() else ()
         anchors = [x for x in sources if x is not None and x.requires_grad]

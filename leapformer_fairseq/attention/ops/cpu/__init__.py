@@ -12,16 +12,19 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shlex
 import shutil
 import signal
+import stat
 import struct
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import chain
 from pathlib import Path
@@ -35,7 +38,7 @@ SOURCES = tuple(
 )
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=gnu99", "-pthread")
 SWITCH = "LEAPFORMER_NATIVE"
-PATIENCE_S = 120  # a compiler that takes longer hangs; not tried again for a day, see `_compiled`
+PATIENCE_S = 120  # a compiler that takes longer hangs; not tried again for a day, see `_library`
 MAX_DIM = 1024  # as in linear_step.c and recurrent_step.c
 MAX_SLOTS = 1024  # as in slot_step.c
 _off: ContextVar[bool] = ContextVar("kernels in C are turned off", default=False)
@@ -162,83 +165,128 @@ def reason() -> str | None:
 def _loaded() -> ctypes.CDLL | str:
     """The library, or why there is none."""
     try:
-        library = ctypes.CDLL(str(_compiled()))
-        for name, arguments in _ARGUMENTS.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, ctypes.c_int if name in _FAILS else None
-    except (OSError, RuntimeError, AttributeError, ValueError) as error:
-        # RuntimeError: no home directory. AttributeError: a library without a function. ValueError: a quote in CC.
+        return _library()
+    except RuntimeError:  # of Path.home
+        problem = "there is no home directory; name a cache by XDG_CACHE_HOME"
+    except (OSError, ValueError) as error:  # ValueError: what should be text is none
         problem = " ".join(str(error).split())
-        logger.warning("attention runs in PyTorch, which is slower: %s (%s=0 silences this)", problem, SWITCH)
-        return problem
-    return library
+    logger.warning("attention runs in PyTorch, which is slower: %s (%s=0 silences this)", problem, SWITCH)
+    return problem
 
 
 _one_at_a_time = threading.Lock()
 
 
-def _compiled() -> Path:
-    """The path of the shared library for these sources and this processor; compiles it if the cache has none.
+class _Lasting(OSError):
+    """A failure that takes long: this compiler is not tried again for a day."""
 
-    Its name holds a digest of its content: a file that was cut off, as by a full disk, ends a process that loads it.
-    Raises OSError with the reason.
+
+def _library() -> ctypes.CDLL:
+    """The shared library for these sources and this processor; compiles it if the cache has none that can be loaded.
+
+    Its name holds a digest of its content: a file that was cut off, as by a full disk, ends a process that loads it, so
+    that another process loads a new one first. Raises OSError with the reason.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leapformer_fairseq"
+    cache = _cache()
     parts = [*(source.read_text() for source in SOURCES), *FLAGS, _processor()]
     name = f"kernels-{_digest(chr(0).join(parts).encode())}"
     with _one_at_a_time:
         for library in cache.glob(f"{name}-*.so"):
-            if library.stem == f"{name}-{_digest(library.read_bytes())}":
-                return library
-        slow = cache / f"{name}.slow"
-        if slow.exists() and time.time() - slow.stat().st_mtime < 24 * 3600:
-            raise OSError(f"the C compiler took longer than {PATIENCE_S} s; to try again within a day, delete {slow}")
+            with suppress(OSError, AttributeError):
+                if library.stem == f"{name}-{_digest(library.read_bytes())}":
+                    return _opened(library)
         compiler = _compiler()
+        failed = cache / f"{name}-{_digest(chr(0).join(compiler).encode())}.failed"
+        if failed.exists() and time.time() - failed.stat().st_mtime < 24 * 3600:
+            raise OSError(f"{failed.read_text('utf-8')}; to try again within a day, delete {failed}")
         with _folder_in(cache) as folder:
             built = Path(folder) / "kernels.so"
+            command = [*compiler, *FLAGS, *map(str, SOURCES), "-o", str(built), "-lm"]
+            loads = [sys.executable or "python3", "-I", "-S", "-c", _LOADS, str(built), *_ARGUMENTS]
             try:
-                _run([*compiler, *FLAGS, *map(str, SOURCES), "-o", str(built), "-lm"])
-            except TimeoutError:
-                slow.touch()
+                _run(command, f"the C compiler {compiler[0]} failed")
+                _run(loads, f"what the C compiler {compiler[0]} wrote cannot be loaded", _Lasting)
+            except _Lasting as error:
+                failed.write_text(str(error), "utf-8", "replace")
                 raise
             # Atomically: another process may be doing the same.
-            return built.replace(cache / f"{name}-{_digest(built.read_bytes())}.so")
+            return _opened(built.replace(cache / f"{name}-{_digest(built.read_bytes())}.so"))
+
+
+_LOADS = "import ctypes, sys; [ctypes.CDLL(sys.argv[1])[name] for name in sys.argv[2:]]"
+
+
+def _opened(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, ctypes.c_int if name in _FAILS else None
+    return library
+
+
+def _cache() -> Path:
+    """The folder of libraries. Raises OSError if there is none, or if others may write to it: what is in it is run."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leapformer_fairseq"
+    try:
+        cache.mkdir(mode=0o755, parents=True, exist_ok=True)
+        found = cache.stat()
+    except OSError as error:
+        raise _unwritable(cache, error) from error
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or found.st_uid not in (0, os.geteuid()):
+        raise OSError(f"others may write to {cache}; take the right from them, or name another cache by XDG_CACHE_HOME")
+    return cache
 
 
 def _folder_in(cache: Path) -> tempfile.TemporaryDirectory[str]:
     """A new folder in the cache, removed with its content. Raises OSError if the cache cannot be written."""
     try:
-        cache.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(dir=cache)
     except OSError as error:
-        raise OSError(f"{cache} cannot be written ({error.strerror}); name another cache by XDG_CACHE_HOME") from error
+        raise _unwritable(cache, error) from error
+
+
+def _unwritable(cache: Path, error: OSError) -> OSError:
+    return OSError(f"{cache} cannot be written ({error.strerror}); name another cache by XDG_CACHE_HOME")
 
 
 def _compiler() -> list[str]:
     """The command of the C compiler. Raises OSError if there is none."""
-    command = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    given = os.environ.get("CC", "")
+    try:
+        command = shlex.split(given) or ["cc"]
+    except ValueError:  # a quote that does not close
+        command = [given]
     program = shutil.which(command[0])
     if program is None:
         raise OSError(f"there is no C compiler {command[0]!r}; install gcc or clang, or name it by CC")
     return [program, *command[1:]]
 
 
-def _run(command: list[str]) -> None:
-    """Run a compiler. Raises OSError if it fails, and TimeoutError, after it was ended, if it takes too long."""
+def _run(command: list[str], problem: str, kind: type[OSError] = OSError) -> None:
+    """Run a command. Raises OSError of this kind, with the problem and its reason, if it fails, and _Lasting, after it
+    was ended, if it takes too long."""
+    remedy = "name another compiler by CC, or another cache by XDG_CACHE_HOME"
     pipes: dict[str, Any] = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    # In a session of its own, so that the programs that it has started can be ended with it.
-    with subprocess.Popen(command, start_new_session=True, text=True, errors="replace", **pipes) as process:
+    try:
+        # In a session of its own, so that the programs that it has started can be ended with it.
+        process = subprocess.Popen(command, start_new_session=True, text=True, errors="replace", **pipes)
+    except OSError as error:
+        raise OSError(f"{problem}: {error.strerror}; {remedy}") from error
+    with process:
         try:
             said, _ = process.communicate(timeout=PATIENCE_S)
         except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
-                raise TimeoutError(f"the C compiler {command[0]} took longer than {PATIENCE_S} s") from None
+                raise _Lasting(f"{problem}: it took longer than {PATIENCE_S} s; {remedy}") from None
             raise
     if process.returncode:
         lines = said.splitlines()
-        first = next((line for line in lines if "error" in line), next(iter(lines), "it said nothing"))
-        raise OSError(f"the C compiler {command[0]} failed (status {process.returncode}): {first}")
+        first = next(filter(_ERROR.search, lines), next(iter(lines), "it said nothing"))
+        raise kind(f"{problem} (status {process.returncode}): {first}; {remedy}")
+
+
+_ERROR = re.compile("error: (?!ld returned|linker command)", re.IGNORECASE)  # the linker's error is in a line before
 
 
 def _digest(content: bytes) -> str:

@@ -30,6 +30,8 @@ typedef struct {
     float floor;
 } Sizes;
 
+static float relu(float y) { return y < 0 ? 0 : y; } /* NaN stays NaN */
+
 static float sigmoid(float y) { return 1.0f / (1.0f + expf(-y)); }
 
 /* Packed as weight (dim, hidden), bias (hidden), weight (hidden), bias; or weight (dim), bias. */
@@ -45,14 +47,13 @@ static float proportion_of(const float *x, const float *network, int dim, int hi
     for (int i = 0; i < dim; i++)
         for (int o = 0; o < hidden; o++) layer[o] += x[i] * network[i * hidden + o];
     float y = last[hidden];
-    for (int o = 0; o < hidden; o++) y += (layer[o] > 0 ? layer[o] : 0) * last[o];
+    for (int o = 0; o < hidden; o++) y += relu(layer[o]) * last[o];
     return sigmoid(y);
 }
 
 static void activate(const float *x, float *out, int dim, int activation) {
     for (int i = 0; i < dim; i++) {
-        float positive = x[i] > 0 ? x[i] : 0;
-        out[i] = activation ? (x[i] > 0 ? x[i] + 1 : expf(x[i])) : positive;
+        out[i] = activation ? (x[i] > 0 ? x[i] + 1 : expf(x[i])) : relu(x[i]);
     }
 }
 
@@ -113,7 +114,7 @@ void leapformer_step(const Sizes *s, const float *projected, int64_t stride, flo
                     sums[last] += q[i] * wq * kv[last];
                 }
             }
-            const float total = sums[last], scale = 1 / (total > s->floor ? total : s->floor);
+            const float total = sums[last], scale = 1 / (total < s->floor ? s->floor : total);
             float *y = out + ((int64_t)row * s->heads + head) * last;
             for (int j = 0; j < last; j++) y[j] = sums[j] * scale;
         }
