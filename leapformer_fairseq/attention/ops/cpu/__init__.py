@@ -39,6 +39,7 @@ SOURCES = tuple(
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=gnu99", "-pthread")
 SWITCH = "LEAPFORMER_NATIVE"
 PATIENCE_S = 120  # a compiler that takes longer hangs; not tried again for a day, see `_library`
+OF_OTHERS = stat.S_IWGRP | stat.S_IWOTH  # rights to write
 MAX_DIM = 1024  # as in linear_step.c and recurrent_step.c
 MAX_SLOTS = 1024  # as in slot_step.c
 _off: ContextVar[bool] = ContextVar("kernels in C are turned off", default=False)
@@ -193,7 +194,7 @@ def _library() -> ctypes.CDLL:
     with _one_at_a_time:
         for library in cache.glob(f"{name}-*.so"):
             with suppress(OSError, AttributeError):
-                if library.stem == f"{name}-{_digest(library.read_bytes())}":
+                if _is_ours(library.lstat()) and library.stem == f"{name}-{_digest(library.read_bytes())}":
                     return _opened(library)
         compiler = _compiler()
         failed = cache / f"{name}-{_digest(chr(0).join(compiler).encode())}.failed"
@@ -209,6 +210,7 @@ def _library() -> ctypes.CDLL:
             except _Lasting as error:
                 failed.write_text(str(error), "utf-8", "replace")
                 raise
+            built.chmod(0o755)
             # Atomically: another process may be doing the same.
             return _opened(built.replace(cache / f"{name}-{_digest(built.read_bytes())}.so"))
 
@@ -225,16 +227,29 @@ def _opened(path: Path) -> ctypes.CDLL:
 
 
 def _cache() -> Path:
-    """The folder of libraries. Raises OSError if there is none, or if others may write to it: what is in it is run."""
+    """The folder of libraries. Raises OSError if there is none, or if others may write to it: what is in it is run.
+
+    To yours others lose that right (a umask of 002 gives it to a group); libraries of theirs in it are not loaded.
+    """
+    if os.name != "posix":
+        raise OSError(f"kernels in C need a POSIX system, and this is {platform.system()}; run it there, or without")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leapformer_fairseq"
     try:
         cache.mkdir(mode=0o755, parents=True, exist_ok=True)
         found = cache.stat()
+        if found.st_uid == os.geteuid() and found.st_mode & OF_OTHERS:
+            cache.chmod(stat.S_IMODE(found.st_mode) & ~OF_OTHERS)
+            found = cache.stat()
     except OSError as error:
         raise _unwritable(cache, error) from error
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or found.st_uid not in (0, os.geteuid()):
+    if not _is_ours(found):
         raise OSError(f"others may write to {cache}; take the right from them, or name another cache by XDG_CACHE_HOME")
     return cache
+
+
+def _is_ours(found: os.stat_result) -> bool:
+    """Whether only the user who runs this, or root, may write to a file or folder."""
+    return found.st_uid in (0, os.geteuid()) and not found.st_mode & OF_OTHERS
 
 
 def _folder_in(cache: Path) -> tempfile.TemporaryDirectory[str]:
