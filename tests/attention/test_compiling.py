@@ -175,7 +175,6 @@ class TestACompilerThatWorks:
             os.umask(before)
         assert stat.S_IMODE(cache.stat().st_mode) == 0o755  # others may read what an administrator compiled
 
-
     @pytest.mark.parametrize("mode", [0o777, 0o775])
     def test_others_may_no_longer_write_to_your_cache(self, compiler, cache, tmp_path, mode):
         compiler(COPY)

@@ -194,7 +194,7 @@ def _library() -> ctypes.CDLL:
     with _one_at_a_time:
         for library in cache.glob(f"{name}-*.so"):
             with suppress(OSError, AttributeError):
-                if _is_ours(library.lstat()) and library.stem == f"{name}-{_digest(library.read_bytes())}":
+                if _is_ours(library.stat()) and library.stem == f"{name}-{_digest(library.read_bytes())}":
                     return _opened(library)
         compiler = _compiler()
         failed = cache / f"{name}-{_digest(chr(0).join(compiler).encode())}.failed"
