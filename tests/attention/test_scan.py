@@ -562,6 +562,18 @@ def test_a_batch_of_nobody(name, calls):
     assert calls == [False] and out.shape == q.shape and after.batch_size == 0
 
 
+@pytest.mark.parametrize("columns", [1, DIM])
+@pytest.mark.parametrize("tokens", [1, 150])
+def test_the_first_decay_of_an_empty_state_has_no_gradient(tokens, columns):
+    """It reaches nothing: a rounded rest of sums that cancel would be all of the gradient."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 3, tokens, DIM) for _ in range(3))
+    decay = torch.full((2, 3, tokens, columns), -0.01, requires_grad=True)
+    out, last = scan.scan(q, k, v, CAUSAL, decay=decay)
+    (out.sum() + last.sum()).backward()
+    assert decay.grad is not None and not decay.grad[:, :, 0].any() and decay.grad[:, :, 1:].all()
+
+
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", MAPS)

@@ -835,6 +835,7 @@ static void decays_back(Work *w, const REAL *state, REAL *back, int64_t read) {
         add(sum, gates, out + j * gates);
         add_products(w, 1, k->features + j * features, k->to_features + j * features, features, sum);
     }
+    for (int64_t g = 0; w->empty && g < gates; g++) out[g] *= 0; /* the first decay reaches nothing; NaN stays */
     if (gates > 1) move(w, k, &w->s->to_decay, w->s->gates, out, 1);
     else memcpy(at(w, &w->s->to_decay, k->start), out, k->count * sizeof(REAL));
 }
