@@ -445,16 +445,16 @@ class Cache:
         self._layers = {_name(path): layer for path, layer in modules if isinstance(layer, Attention)}
         if not self._layers:
             raise LeapformerError(f"{type(model).__name__} has no Attention layers; give the model that will be called")
-        self._names = {id(layer): name for name, layer in self._layers.items()}
+        self._names = {layer: name for name, layer in self._layers.items()}
         self._memories: dict[str, Memory] = {}
 
     def memory(self, layer: Attention) -> Memory:
         """The memory of a layer. Raises LeapformerError if the layer does not belong to the model."""
-        if id(layer) not in self._names:
+        if layer not in self._names:
             raise LeapformerError(
                 "this Attention is not a layer of the cache's model; make a Cache of the model that is called"
             )
-        name = self._names[id(layer)]
+        name = self._names[layer]
         if name not in self._memories:
             self._memories[name] = layer.new_memory()
         return self._memories[name]

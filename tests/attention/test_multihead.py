@@ -105,6 +105,18 @@ def test_a_prompt_and_steps_are_the_whole_sequence(name, features):
         assert far(whole[2, 5:], model(x[2:])[0, 5:]) > 1e-6, "what the padding holds would be seen"
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+@torch.no_grad()
+def test_a_copy_of_a_model_and_its_cache_goes_on(copied):
+    model, x = Model("leap"), torch.randn(2, 6, DIM).double()
+    cache = Cache(model)
+    model(x[:, :5], cache=cache)
+    other, of_other = copied((model, cache))
+    assert torch.equal(other(x[:, 5:], cache=of_other), model(x[:, 5:], cache=cache))
+    with pytest.raises(LeapformerError, match="not a layer of the cache's model"):
+        model(x[:, 5:], cache=of_other)
+
+
 @pytest.mark.parametrize("features", FEATURES[:2], ids=lambda features: "-".join(features) or "plain")
 @pytest.mark.parametrize("name", DECODERS)
 @torch.no_grad()
