@@ -17,6 +17,7 @@ from ..attention.block import Memory
 from ..attention.softmax import SharedCache
 from ..models.length_predictors import Source as LengthSource
 from ..modules import PassOptions
+from ..modules.adaptive_softmax import adaptive_log_probs
 from ..runtime.folder import CROSS, LENGTH, SELF
 from .states import Keys, held, shapes_of, source_shapes, tensors_of
 
@@ -174,7 +175,10 @@ def log_probs(decoder: Any, x: Tensor) -> Tensor:
     """Log-probabilities (.., V) of the next tokens, given the output (.., C) of the last layer."""
     if decoder.project_out_dim is not None:
         x = decoder.project_out_dim(x)
-    return decoder.get_normalized_probs((decoder.output_layer(x), None), log_probs=True)
+    x = decoder.output_layer(x)
+    if decoder.adaptive_softmax is not None:
+        return adaptive_log_probs(decoder.adaptive_softmax, x)
+    return decoder.get_normalized_probs((x, None), log_probs=True)
 
 
 class Source(nn.Module):
