@@ -463,7 +463,7 @@ def test_every_option_of_export_changes_what_is_exported_or_is_refused(
 
     monkeypatch.chdir(folder)
     texts(folder, lines="w1", more="w2")
-    state = {"cfg": {"model": argparse.Namespace(arch=f"{KINDS[kind]}_tiny")}}
+    state = {"cfg": {"model": argparse.Namespace(arch=f"{KINDS[kind]}_tiny"), "task": {"lang_pairs": "en-de"}}}
     monkeypatch.setattr("leapformer_fairseq.models.averaging.load_checkpoint", lambda path: state)
     monkeypatch.setattr("leapformer_fairseq.models.averaging.describe_checkpoint", lambda path: {})
     monkeypatch.setattr("leapformer_fairseq.models.averaging.average_checkpoints", average)

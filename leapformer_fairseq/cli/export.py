@@ -29,11 +29,12 @@ LANGUAGE_MODEL, TEXT, SYNTHESIS = ("leapformer_lm",), ("leapformer_nmt",), ("lea
 SUBWORDS = "sentencepiece_model", "bpe_codes", "gpt2_bpe"
 # Of models of several languages, in place of what the training was given:
 LANGUAGES = ("lang_dict", "lang_pairs", "fixed_dictionary", "encoder_langtok", "decoder_langtok")
+PAIR = "source_lang", "target_lang"
 # Options that only some models have: the models, and the option's default.
 ONLY_FOR: dict[str, tuple[tuple[str, ...], str | None]] = {
     **dict.fromkeys(("config_yaml", "pre_decision_ratio"), ((*SIMULTANEOUS, *OFFLINE), None)),
     **dict.fromkeys((*SUBWORDS, "moses"), ((*TEXT, *LANGUAGE_MODEL), None)),
-    **dict.fromkeys(("source_lang", "target_lang", *LANGUAGES), (TEXT, None)),
+    **dict.fromkeys((*PAIR, *LANGUAGES), (TEXT, None)),
     "engine": ((*TEXT, *LANGUAGE_MODEL), ONNX),
     "alignments": ((*TEXT, *SIMULTANEOUS, *OFFLINE), None),
 }
@@ -54,7 +55,8 @@ OPTIONS = """
 --gpt2-bpe ENCODER VOCAB:path  or encoder.json and vocab.bpe of GPT-2, as for fairseq's --bpe gpt2
 --moses SOURCE-TARGET   of text: languages whose plain text is split into words as by Moses before that, such as en-de,
                         or en of a language model
---source-lang, -s LANG  of a model of several languages: the one of a text of which nothing is said
+--source-lang, -s LANG  of a model of several languages: the one of a text of which nothing is said; of two: that of
+                        the dictionaries, if the checkpoint does not say it
 --target-lang, -t LANG  and the one to translate it into
 --lang-dict FILE        its languages, a line each (this and the next: default: as in the training)
 --lang-pairs PAIRS      those of the training, such as en-de,de-en, or a file that holds them
@@ -162,8 +164,11 @@ def _loaded(args: argparse.Namespace, kinds: tuple[str, ...]) -> tuple[Any, Any]
 
 
 def _overrides(args: argparse.Namespace) -> dict[str, Any]:
-    """Options of the training to be replaced."""
-    names = ("data", "config_yaml", *LANGUAGES[:3])
+    """Options of the training to be replaced. Raises LeapformerError for one language of a pair."""
+    names = ("data", "config_yaml", *LANGUAGES[:3], *(() if _is_told_languages(args.path) else PAIR))
+    if PAIR[0] in names and (args.source_lang is None) != (args.target_lang is None):
+        given = flag(PAIR[args.source_lang is None])
+        raise LeapformerError(f"{given} alone: {args.path} is of one pair of languages; give both or none")
     found = {name: value for name in names if (value := getattr(args, name)) is not None}
     if "lang_dict" in found:
         found["langs"] = None  # which excludes it
@@ -172,6 +177,15 @@ def _overrides(args: argparse.Namespace) -> dict[str, Any]:
     if args.encoder_langtok or args.decoder_langtok:
         found["langtoks"] = {"main": (args.encoder_langtok, "tgt" if args.decoder_langtok else None)}
     return found
+
+
+def _is_told_languages(path: str) -> bool:
+    """Whether the checkpoint is that of a task of several languages."""
+    from ..compat.trust import options_of
+    from ..models.averaging import load_checkpoint
+
+    state = load_checkpoint(Path(path))
+    return "lang_pairs" in options_of((state.get("cfg") or {}).get("task") or state.get("args") or {})
 
 
 def _origin(args: argparse.Namespace) -> dict[str, Any]:
@@ -185,7 +199,7 @@ def _text(args: argparse.Namespace, out: Path) -> Exported:
     from ..export.write import export_text
 
     model, task = _loaded(args, (*TEXT, *LANGUAGE_MODEL))
-    languages = args.source_lang, args.target_lang
+    languages = (args.source_lang, args.target_lang) if getattr(task, "langs", None) else (None, None)
     folder = export_text(
         *(model, task, out, signature(), _origin(args), _subwords(args), languages),
         alignments=args.alignments,

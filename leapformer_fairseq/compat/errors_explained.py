@@ -87,7 +87,10 @@ def _missing_data(error: BaseException) -> str | None:
     """A task cannot find a file of its data, or cannot tell the languages from the names of the files."""
     setting_up = _locals(error, "fairseq.tasks", "setup_task")
     if "Could not infer language pair" in str(error) and setting_up:
-        return f"{setting_up['cfg'].data}: no data of two languages; give the folder that `leapformer preprocess` wrote"
+        return (
+            f"{setting_up['cfg'].data}: no data of two languages; give the folder that `leapformer preprocess` wrote, "
+            "or name the languages of its dictionaries with --source-lang and --target-lang"
+        )
     match = re.match(r"(.+\.yaml) not found", str(error))
     missing = match[1] if match else getattr(error, "filename", None)
     if not isinstance(error, FileNotFoundError) or not missing or not (setting_up or match):

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from leapformer_fairseq.cli import export
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.models.averaging import load_checkpoint
+from leapformer_fairseq.support.options import parse
 
 from ..made import made
 from ..models.test_stock import BOTH
@@ -122,3 +125,22 @@ def test_checkpoints_of_other_vocabularies_have_no_average(tmp_path, capsys):
     torch.save({**state, "model": {**state["model"], name: torch.zeros(9, 32)}}, tmp_path / "other.pt")
     said = refusal(capsys, tmp_path, "--path", f"{stock()}:{tmp_path}/other.pt", "--average")
     assert name in said and "other.pt" in said
+
+
+def test_languages_that_only_the_data_of_the_training_told(tmp_path, capsys):
+    """fairseq infers them from the names of prepared files, and does not write them into the checkpoint."""
+    state = torch.load(stock(), weights_only=True)
+    state["cfg"]["task"] |= {"source_lang": None, "target_lang": None}
+    torch.save(state, tmp_path / "model.pt")
+    (tmp_path / "words").mkdir()
+    for language in ("en", "de"):
+        shutil.copy(data() / f"dict.{language}.txt", tmp_path / "words")
+    words = ["--path", tmp_path / "model.pt", "--data", tmp_path / "words"]
+    said = refusal(capsys, tmp_path, *words)
+    assert "words: no data of two languages; give" in said and said.endswith("with --source-lang and --target-lang")
+    assert "words/dict.xx.txt); give the folder with the dictionary" in refusal(
+        capsys, tmp_path, *words, "-s", "xx", "-t", "de"
+    )
+    args = parse(export, [*map(str, words), "--out", "o", "-s", "en", "-t", "de"])
+    _, task = export._loaded(args, export.TEXT)
+    assert len(task.source_dictionary) == len(state["model"]["encoder.embed_tokens.weight"])
