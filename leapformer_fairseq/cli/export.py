@@ -112,13 +112,15 @@ def _one_checkpoint(paths: list[str], average: bool) -> Iterator[str]:
 
 def _export(args: argparse.Namespace) -> int:
     """As `run`, given one checkpoint."""
+    from ..models.stock import needed
+
     arch = _architecture(args.path)
-    _check_options(args, arch)
     exporters = {SIMULTANEOUS: _speech, OFFLINE: _recordings, TEXT: _text, LANGUAGE_MODEL: _text, SYNTHESIS: _synthesis}
     export = next((export for kinds, export in exporters.items() if arch.startswith(kinds)), None)
     if export is None:
-        names = " or ".join(f"{kind}*" for kinds in exporters for kind in kinds)
+        names = needed([kind for kinds in exporters for kind in kinds])
         raise LeapformerError(f"--path {args.path} holds architecture {arch!r}; export needs {names}")
+    _check_options(args, arch)
     with replacing_folder(args.out, MODEL, FILES, "export") as partial:
         folder, compare = export(args, partial)
         if args.quantize and args.engine == ONNX:
@@ -140,7 +142,8 @@ def _architecture(path: str) -> str:
     from ..models.stock import adopted, architecture
 
     if not Path(path).is_file():
-        raise LeapformerError(f"--path {path}: no such file; give the checkpoint of a trained model")
+        reason = "it is a folder" if Path(path).is_dir() else "no such file"
+        raise LeapformerError(f"--path {path}: {reason}; give the checkpoint of a trained model")
     return adopted(architecture(load_checkpoint(Path(path))))
 
 

@@ -168,8 +168,10 @@ def _unreadable_checkpoint(error: BaseException) -> str | None:
 
 def reason_of(error: BaseException) -> str:
     """What is wrong with a checkpoint file, on one line."""
-    if isinstance(error, KeyError):
-        return f"it holds no {error}"
+    if isinstance(error, KeyError):  # of a key that is missing, or of a byte that is none of pickle's
+        return f"it holds no {error}" if isinstance(error.args[0], str) else "it is not one"
+    if isinstance(error, EOFError):
+        return "it is cut off"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     refused = [line for line in lines if "GLOBAL" in line]  # torch names the refused class or function so
     # Leave out torch's advice, which is to load the file without protection.
@@ -179,6 +181,13 @@ def reason_of(error: BaseException) -> str:
 
 def _parameters_that_do_not_fit(error: BaseException) -> str | None:
     """Our model's reason for refusing a checkpoint, or the first tensor that is missing or has another shape."""
+    loading = _locals(error, "fairseq.checkpoint_utils", "load_model_ensemble_and_task")
+    if loading is not None and "loading state_dict for" in (lines := str(error).splitlines())[0]:
+        reason = lines[1].strip()[:160] if len(lines) > 1 else lines[0]
+        return (
+            f"{loading['filename']}: its parameters are not those of a model with its options ({reason}); give a "
+            "checkpoint as fairseq-train wrote it, or the --user-dir of its model"
+        )
     match = re.match(r"Cannot load model parameters from checkpoint (.+); please", str(error))
     if not match:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Callable
@@ -62,6 +63,18 @@ FILES = {
         lambda path: torch.save([1], path),
         "holds no model of fairseq, but list; give a checkpoint of fairseq",
     ),
+    "empty.pt": (
+        lambda path: path.touch(),
+        r"cannot be read as a checkpoint \(it is cut off\); give a checkpoint of fairseq",
+    ),
+    "text.pt": (
+        lambda path: path.write_text("hello\n"),
+        r"cannot be read as a checkpoint \(it is not one\); give a checkpoint of fairseq-train",
+    ),
+    "pickle.pt": (
+        lambda path: path.write_bytes(pickle.dumps(Calling())),
+        r"cannot be read as a checkpoint \(Unsupported operand .+\); give a checkpoint of fairseq-train",
+    ),
     "calling.pt": (
         lambda path: torch.save({"model": {}, "args": Calling()}, path),
         r"cannot be read as a checkpoint \(.*GLOBAL posix.mkdir.*\); give a checkpoint of fairseq-train",
@@ -73,16 +86,23 @@ def refusal(capsys, tmp_path, *words: object) -> str:
     capsys.readouterr()
     assert main(["export", *map(str, words), "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
-    assert "Traceback" not in said and not (tmp_path / "out").exists() and not Path("called").exists()
+    assert said.count("\n") == 1 and not (tmp_path / "out").exists() and not Path("called").exists()
     return said.splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.filterwarnings("error")
 def test_files_that_are_no_checkpoints(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write, message = FILES[name]
     write(tmp_path / name)
     assert re.search(f"{name} {message}", refusal(capsys, tmp_path, "--path", name))
+
+
+def test_a_folder_is_no_checkpoint(tmp_path, capsys):
+    assert refusal(capsys, tmp_path, "--path", tmp_path).endswith(
+        f"{tmp_path}: it is a folder; give the checkpoint of a trained model"
+    )
 
 
 def test_a_checkpoint_of_an_early_pytorch_is_read(tmp_path):
@@ -101,6 +121,23 @@ def test_dictionaries_that_are_missing_or_of_another_size(tmp_path, capsys):
         (tmp_path / "other" / f"dict.{language}.txt").write_text("the 5\nred 4\n")
     said = refusal(capsys, tmp_path, "--path", stock(), "--data", tmp_path / "other")
     assert re.search("vocabular|dictionar", said) and "give" in said
+
+
+@pytest.mark.parametrize("change", ["missing", "unexpected", "shape"])
+def test_parameters_of_another_model(change, tmp_path, capsys):
+    """As those of a fairseq that was changed."""
+    state = torch.load(stock(), weights_only=True)
+    name = "encoder.layers.0.fc1.weight"
+    if change == "missing":
+        del state["model"][name]
+    else:
+        state["model"][name if change == "shape" else f"encoder.{change}"] = torch.zeros(3)
+    torch.save(state, tmp_path / "other.pt")
+    said = refusal(capsys, tmp_path, "--path", tmp_path / "other.pt")
+    assert "other.pt: its parameters are not those of a model with its options (" in said
+    assert (f"encoder.{change}" if change == "unexpected" else name) in said and said.endswith(
+        "--user-dir of its model"
+    )
 
 
 def test_several_checkpoints_are_averaged_if_that_is_said(tmp_path, capsys, monkeypatch):
