@@ -302,6 +302,8 @@ def _refused_options(error: BaseException) -> str | None:
     required = re.fullmatch(r"(\w+) is required!", text)
     if required:
         return f"--{required[1].replace('_', '-')} is missing; give one of those in --help"
+    if text.endswith("requires a joined dictionary"):
+        return f"{text}, and those of the data differ; give the data of the training, or prepare it with one dictionary"
     return text.partition(": {")[0][: errors.SHOWN] if text.startswith("--") else None  # ": {" starts a dumped config
 
 

@@ -140,6 +140,16 @@ def test_parameters_of_another_model(change, tmp_path, capsys):
     )
 
 
+def test_one_embedding_of_two_dictionaries(tmp_path, capsys):
+    state = torch.load(stock(), weights_only=True)
+    state["cfg"]["model"].share_all_embeddings = True
+    torch.save(state, tmp_path / "shared.pt")
+    for language, word in (("en", "red"), ("de", "rot")):
+        (tmp_path / f"dict.{language}.txt").write_text(f"{word} 5\n")
+    said = refusal(capsys, tmp_path, "--path", tmp_path / "shared.pt", "--data", tmp_path)
+    assert "--share-all-embeddings requires a joined dictionary, and those of the data differ; give the data of" in said
+
+
 def test_several_checkpoints_are_averaged_if_that_is_said(tmp_path, capsys, monkeypatch):
     state = torch.load(stock(), weights_only=True)
     for name, factor in (("a.pt", 1.0), ("b.pt", 3.0)):

@@ -226,6 +226,7 @@ def test_what_cannot_be_asked(translator):
 
 def run(folder, given: bytes, *words: str, monkeypatch, capsys) -> tuple[int, list[str], str]:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+    capsys.readouterr()  # what an export printed
     status = main([str(folder), "--max-len-b", "6", *words])
     said = capsys.readouterr()
     return status, said.out.split("\n")[:-1], said.err
@@ -473,6 +474,8 @@ def test_rounding_to_8_bits_leaves_the_model_as_it_is(softmax, tmp_path):
 def test_what_only_graphs_can_do_is_told(softmax, tmp_path):
     with pytest.raises(LeapformerError, match="is for ctranslate2; export it with --engine onnx for this"):
         Graphs(Folder.read(softmax[1]))
+    with pytest.raises(LeapformerError, match="without attention weights; export it with --engine onnx --alignments"):
+        next(Translator(softmax[1]).translate(["w1"], alignments=True))
     other = make_model("leapformer_nmt", "softmax", decoder_cross_attention="leap").float()
     with pytest.raises(LeapformerError, match="--engine ctranslate2: it has no leap attention; export with"):
         export_text(other, TASK, tmp_path, "signature", {}, engine=CTRANSLATE2)
