@@ -260,7 +260,8 @@ def _recordings(args: argparse.Namespace, out: Path) -> Exported:
 
 def _speech(args: argparse.Namespace, out: Path) -> Exported:
     from ..export.check import compared_speech
-    from ..export.write import export_speech
+    from ..export.subwords import Subwords, check_subwords
+    from ..export.write import IN_CONFIG, export_speech
     from ..runtime.simul.policy import PolicyOptions
     from ..simul.loading import load_system
 
@@ -268,5 +269,7 @@ def _speech(args: argparse.Namespace, out: Path) -> Exported:
         raise LeapformerError("--data is missing; give the folder of the config yaml, as in training")
     policy = PolicyOptions("offline")  # any will do: the policy is not part of the graphs
     system = load_system(args.path, args.data, args.config_yaml or CONFIG, policy, args.pre_decision_ratio)
+    symbols = system.model.decoder.dictionary.symbols
+    check_subwords(Subwords(system.detokenizer.model_file), symbols, IN_CONFIG)
     folder = export_speech(system, out, signature(), _origin(args), alignments=args.alignments)
     return folder, lambda exported: compared_speech(system, exported, args.check)
