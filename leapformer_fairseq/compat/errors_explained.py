@@ -183,7 +183,12 @@ def _parameters_that_do_not_fit(error: BaseException) -> str | None:
     """Our model's reason for refusing a checkpoint, or the first tensor that is missing or has another shape."""
     loading = _locals(error, "fairseq.checkpoint_utils", "load_model_ensemble_and_task")
     if loading is not None and "loading state_dict for" in (lines := str(error).splitlines())[0]:
-        reason = lines[1].strip()[:160] if len(lines) > 1 else lines[0]
+        reason = lines[1].strip().rstrip(".")[:200] if len(lines) > 1 else lines[0]
+        if any(re.search(r"size mismatch for .*embed_tokens", line) for line in lines):
+            return (
+                f"{loading['filename']}: the dictionaries of the data are not of its size ({reason}); give the data "
+                "that it was trained with"
+            )
         return (
             f"{loading['filename']}: its parameters are not those of a model with its options ({reason}); give a "
             "checkpoint as fairseq-train wrote it, or the --user-dir of its model"

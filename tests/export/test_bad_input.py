@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
 
 from leapformer_fairseq.cli import export
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.compat.errors_explained import explained
 from leapformer_fairseq.models.averaging import load_checkpoint
 from leapformer_fairseq.support.options import parse
 
@@ -138,6 +140,16 @@ def test_parameters_of_another_model(change, tmp_path, capsys):
     assert (f"encoder.{change}" if change == "unexpected" else name) in said and said.endswith(
         "--user-dir of its model"
     )
+
+
+def test_dictionaries_of_another_size_for_a_model_of_fairseqs_own(tmp_path):
+    for language in ("en", "de"):
+        (tmp_path / f"dict.{language}.txt").write_text("the 5\nred 4\n")
+    with pytest.raises(RuntimeError) as error:
+        checkpoint_utils.load_model_ensemble_and_task([str(stock())], {"data": str(tmp_path)})
+    said = str(explained(error.value))
+    assert "stock.pt: the dictionaries of the data are not of its size (size mismatch for encoder.embed_tokens" in said
+    assert said.endswith("; give the data that it was trained with")
 
 
 def test_one_embedding_of_two_dictionaries(tmp_path, capsys):
