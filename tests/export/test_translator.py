@@ -425,6 +425,13 @@ def test_language_models_go_on_in_ctranslate2(options, tmp_path, monkeypatch, ca
     assert [one.tokens for one in cut] == [[4 + 1] * 4 + [2]]
 
 
+def test_a_comparison_reads_what_the_model_can(tmp_path):
+    """Random lines may have more subwords than it."""
+    model = make_model("leapformer_lm_tiny", "softmax", tokens_per_sample=12, decoder_learned_pos=True).float()
+    folder = export_text(model, LM, tmp_path, "signature", {}, engine=CTRANSLATE2)
+    assert compared(model, LM, replace(folder, max_source=None), 6, beam=1) == (6, 6, pytest.approx(0, abs=1e-4))
+
+
 @pytest.mark.parametrize(
     ("arch", "options", "reason"),
     [
