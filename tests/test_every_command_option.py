@@ -463,12 +463,18 @@ def test_every_option_of_export_changes_what_is_exported_or_is_refused(
 
     monkeypatch.chdir(folder)
     texts(folder, lines="w1", more="w2")
-    state = {"cfg": {"model": argparse.Namespace(arch=f"{KINDS[kind]}_tiny")}}
+    state = {"cfg": {"model": argparse.Namespace(arch=f"{KINDS[kind]}_tiny"), "task": {"lang_pairs": "en-de"}}}
     monkeypatch.setattr("leapformer_fairseq.models.averaging.load_checkpoint", lambda path: state)
     monkeypatch.setattr("leapformer_fairseq.models.averaging.describe_checkpoint", lambda path: {})
     monkeypatch.setattr("leapformer_fairseq.models.averaging.average_checkpoints", average)
     monkeypatch.setattr("leapformer_fairseq.models.loading.load_model", load_model)
-    monkeypatch.setattr(loading, "load_system", lambda *given: seen.update(loaded=given))
+
+    def load_system(*given: Any) -> Any:
+        seen["loaded"] = given
+        decoder = SimpleNamespace(dictionary=SimpleNamespace(symbols=[]))
+        return SimpleNamespace(model=SimpleNamespace(decoder=decoder), detokenizer=SimpleNamespace(model_file=None))
+
+    monkeypatch.setattr(loading, "load_system", load_system)
     monkeypatch.setattr("leapformer_fairseq.runtime.voice.ExportedVoice", lambda folder: folder)
     for name in ("export_text", "export_synthesis", "export_speech"):
         monkeypatch.setattr(write, name, written)

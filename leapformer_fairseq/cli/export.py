@@ -29,11 +29,12 @@ LANGUAGE_MODEL, TEXT, SYNTHESIS = ("leapformer_lm",), ("leapformer_nmt",), ("lea
 SUBWORDS = "sentencepiece_model", "bpe_codes", "gpt2_bpe"
 # Of models of several languages, in place of what the training was given:
 LANGUAGES = ("lang_dict", "lang_pairs", "fixed_dictionary", "encoder_langtok", "decoder_langtok")
+PAIR = "source_lang", "target_lang"
 # Options that only some models have: the models, and the option's default.
 ONLY_FOR: dict[str, tuple[tuple[str, ...], str | None]] = {
     **dict.fromkeys(("config_yaml", "pre_decision_ratio"), ((*SIMULTANEOUS, *OFFLINE), None)),
     **dict.fromkeys((*SUBWORDS, "moses"), ((*TEXT, *LANGUAGE_MODEL), None)),
-    **dict.fromkeys(("source_lang", "target_lang", *LANGUAGES), (TEXT, None)),
+    **dict.fromkeys((*PAIR, *LANGUAGES), (TEXT, None)),
     "engine": ((*TEXT, *LANGUAGE_MODEL), ONNX),
     "alignments": ((*TEXT, *SIMULTANEOUS, *OFFLINE), None),
 }
@@ -54,7 +55,8 @@ OPTIONS = """
 --gpt2-bpe ENCODER VOCAB:path  or encoder.json and vocab.bpe of GPT-2, as for fairseq's --bpe gpt2
 --moses SOURCE-TARGET   of text: languages whose plain text is split into words as by Moses before that, such as en-de,
                         or en of a language model
---source-lang, -s LANG  of a model of several languages: the one of a text of which nothing is said
+--source-lang, -s LANG  of a model of several languages: the one of a text of which nothing is said; of two: that of
+                        the dictionaries, if the checkpoint does not say it
 --target-lang, -t LANG  and the one to translate it into
 --lang-dict FILE        its languages, a line each (this and the next: default: as in the training)
 --lang-pairs PAIRS      those of the training, such as en-de,de-en, or a file that holds them
@@ -110,13 +112,15 @@ def _one_checkpoint(paths: list[str], average: bool) -> Iterator[str]:
 
 def _export(args: argparse.Namespace) -> int:
     """As `run`, given one checkpoint."""
+    from ..models.stock import needed
+
     arch = _architecture(args.path)
-    _check_options(args, arch)
     exporters = {SIMULTANEOUS: _speech, OFFLINE: _recordings, TEXT: _text, LANGUAGE_MODEL: _text, SYNTHESIS: _synthesis}
     export = next((export for kinds, export in exporters.items() if arch.startswith(kinds)), None)
     if export is None:
-        names = " or ".join(f"{kind}*" for kinds in exporters for kind in kinds)
+        names = needed([kind for kinds in exporters for kind in kinds])
         raise LeapformerError(f"--path {args.path} holds architecture {arch!r}; export needs {names}")
+    _check_options(args, arch)
     with replacing_folder(args.out, MODEL, FILES, "export") as partial:
         folder, compare = export(args, partial)
         if args.quantize and args.engine == ONNX:
@@ -138,7 +142,8 @@ def _architecture(path: str) -> str:
     from ..models.stock import adopted, architecture
 
     if not Path(path).is_file():
-        raise LeapformerError(f"--path {path}: no such file; give the checkpoint of a trained model")
+        reason = "it is a folder" if Path(path).is_dir() else "no such file"
+        raise LeapformerError(f"--path {path}: {reason}; give the checkpoint of a trained model")
     return adopted(architecture(load_checkpoint(Path(path))))
 
 
@@ -162,8 +167,11 @@ def _loaded(args: argparse.Namespace, kinds: tuple[str, ...]) -> tuple[Any, Any]
 
 
 def _overrides(args: argparse.Namespace) -> dict[str, Any]:
-    """Options of the training to be replaced."""
-    names = ("data", "config_yaml", *LANGUAGES[:3])
+    """Options of the training to be replaced. Raises LeapformerError for one language of a pair."""
+    names = ("data", "config_yaml", *LANGUAGES[:3], *(() if _is_told_languages(args.path) else PAIR))
+    if PAIR[0] in names and (args.source_lang is None) != (args.target_lang is None):
+        given = flag(PAIR[args.source_lang is None])
+        raise LeapformerError(f"{given} alone: {args.path} is of one pair of languages; give both or none")
     found = {name: value for name in names if (value := getattr(args, name)) is not None}
     if "lang_dict" in found:
         found["langs"] = None  # which excludes it
@@ -172,6 +180,15 @@ def _overrides(args: argparse.Namespace) -> dict[str, Any]:
     if args.encoder_langtok or args.decoder_langtok:
         found["langtoks"] = {"main": (args.encoder_langtok, "tgt" if args.decoder_langtok else None)}
     return found
+
+
+def _is_told_languages(path: str) -> bool:
+    """Whether the checkpoint is that of a task of several languages."""
+    from ..compat.trust import options_of
+    from ..models.averaging import load_checkpoint
+
+    state = load_checkpoint(Path(path))
+    return "lang_pairs" in options_of((state.get("cfg") or {}).get("task") or state.get("args") or {})
 
 
 def _origin(args: argparse.Namespace) -> dict[str, Any]:
@@ -185,7 +202,7 @@ def _text(args: argparse.Namespace, out: Path) -> Exported:
     from ..export.write import export_text
 
     model, task = _loaded(args, (*TEXT, *LANGUAGE_MODEL))
-    languages = args.source_lang, args.target_lang
+    languages = (args.source_lang, args.target_lang) if getattr(task, "langs", None) else (None, None)
     folder = export_text(
         *(model, task, out, signature(), _origin(args), _subwords(args), languages),
         alignments=args.alignments,
@@ -243,7 +260,8 @@ def _recordings(args: argparse.Namespace, out: Path) -> Exported:
 
 def _speech(args: argparse.Namespace, out: Path) -> Exported:
     from ..export.check import compared_speech
-    from ..export.write import export_speech
+    from ..export.subwords import Subwords, check_subwords
+    from ..export.write import IN_CONFIG, export_speech
     from ..runtime.simul.policy import PolicyOptions
     from ..simul.loading import load_system
 
@@ -251,5 +269,7 @@ def _speech(args: argparse.Namespace, out: Path) -> Exported:
         raise LeapformerError("--data is missing; give the folder of the config yaml, as in training")
     policy = PolicyOptions("offline")  # any will do: the policy is not part of the graphs
     system = load_system(args.path, args.data, args.config_yaml or CONFIG, policy, args.pre_decision_ratio)
+    symbols = system.model.decoder.dictionary.symbols
+    check_subwords(Subwords(system.detokenizer.model_file), symbols, IN_CONFIG)
     folder = export_speech(system, out, signature(), _origin(args), alignments=args.alignments)
     return folder, lambda exported: compared_speech(system, exported, args.check)

@@ -99,6 +99,11 @@ def run(
     elif examples:
         report = score_validation(output[0], sum(1 for _ in read_lines(examples)))
         lines = partial(_lines, counted="lines")
+    elif Path(output[0]).is_file():
+        raise LeapformerError(
+            f"{output[0]} is a file; give --references for translations, --text for the output of eval-lm, or "
+            "--examples for that of validate"
+        )
     else:
         utterances(output[0], tokenize, unit, checkpoint, json, training_text)
         return

@@ -87,7 +87,10 @@ def _missing_data(error: BaseException) -> str | None:
     """A task cannot find a file of its data, or cannot tell the languages from the names of the files."""
     setting_up = _locals(error, "fairseq.tasks", "setup_task")
     if "Could not infer language pair" in str(error) and setting_up:
-        return f"{setting_up['cfg'].data}: no data of two languages; give the folder that `leapformer preprocess` wrote"
+        return (
+            f"{setting_up['cfg'].data}: no data of two languages; give the folder that `leapformer preprocess` wrote, "
+            "or name the languages of its dictionaries with --source-lang and --target-lang"
+        )
     match = re.match(r"(.+\.yaml) not found", str(error))
     missing = match[1] if match else getattr(error, "filename", None)
     if not isinstance(error, FileNotFoundError) or not missing or not (setting_up or match):
@@ -165,8 +168,10 @@ def _unreadable_checkpoint(error: BaseException) -> str | None:
 
 def reason_of(error: BaseException) -> str:
     """What is wrong with a checkpoint file, on one line."""
-    if isinstance(error, KeyError):
-        return f"it holds no {error}"
+    if isinstance(error, KeyError):  # of a key that is missing, or of a byte that is none of pickle's
+        return f"it holds no {error}" if isinstance(error.args[0], str) else "it is not one"
+    if isinstance(error, EOFError):
+        return "it is cut off"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     refused = [line for line in lines if "GLOBAL" in line]  # torch names the refused class or function so
     # Leave out torch's advice, which is to load the file without protection.
@@ -176,6 +181,18 @@ def reason_of(error: BaseException) -> str:
 
 def _parameters_that_do_not_fit(error: BaseException) -> str | None:
     """Our model's reason for refusing a checkpoint, or the first tensor that is missing or has another shape."""
+    loading = _locals(error, "fairseq.checkpoint_utils", "load_model_ensemble_and_task")
+    if loading is not None and "loading state_dict for" in (lines := str(error).splitlines())[0]:
+        reason = lines[1].strip().rstrip(".")[:200] if len(lines) > 1 else lines[0]
+        if any(re.search(r"size mismatch for .*embed_tokens", line) for line in lines):
+            return (
+                f"{loading['filename']}: the dictionaries of the data are not of its size ({reason}); give the data "
+                "that it was trained with"
+            )
+        return (
+            f"{loading['filename']}: its parameters are not those of a model with its options ({reason}); give a "
+            "checkpoint as fairseq-train wrote it, or the --user-dir of its model"
+        )
     match = re.match(r"Cannot load model parameters from checkpoint (.+); please", str(error))
     if not match:
         return None
@@ -290,6 +307,8 @@ def _refused_options(error: BaseException) -> str | None:
     required = re.fullmatch(r"(\w+) is required!", text)
     if required:
         return f"--{required[1].replace('_', '-')} is missing; give one of those in --help"
+    if text.endswith("requires a joined dictionary"):
+        return f"{text}, and those of the data differ; give the data of the training, or prepare it with one dictionary"
     return text.partition(": {")[0][: errors.SHOWN] if text.startswith("--") else None  # ": {" starts a dumped config
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..models.teacher import Teacher, load_teacher
+from ..modules.adaptive_softmax import adaptive_log_probs
 from ..modules.alignment import ReplacedBlock, compared, replaced_blocks
 from ..support.errors import LeapformerError
 from .divergence import divergence
@@ -235,16 +236,7 @@ def _logits(model: Any, output: Any) -> Tensor:
     fairseq's `get_log_prob` of an adaptive softmax works in place, and so cannot be differentiated.
     """
     adaptive = getattr(model.decoder, "adaptive_softmax", None)
-    if adaptive is None:
-        return output[0]
-    features = output[0].flatten(0, 1).contiguous()
-    head = adaptive.head(features).float().log_softmax(-1)
-    words, clusters = head.split([adaptive.cutoff[0], len(adaptive.tail)], -1)
-    tails = [
-        tail(features).float().log_softmax(-1) + cluster.unsqueeze(-1)
-        for tail, cluster in zip(adaptive.tail, clusters.unbind(-1), strict=True)
-    ]
-    return torch.cat([words, *tails], -1).unflatten(0, output[0].shape[:2])
+    return output[0] if adaptive is None else adaptive_log_probs(adaptive, output[0])
 
 
 def _distance_of_speech(teacher: Any, student: Any, real: Tensor) -> Distance:

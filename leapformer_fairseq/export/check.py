@@ -19,7 +19,7 @@ from ..runtime.recordings import SpeechToText
 from ..runtime.simul.exported import ExportedSystem
 from ..runtime.simul.times import ComputeTimes
 from ..runtime.spoken import Manner
-from ..runtime.translator import Translator
+from ..runtime.translator import TooLong, Translator
 from ..runtime.voice import ExportedVoice, kept
 from ..simul.system import TranslationSystem
 from .plain import in_languages, pairs_of, sample_of
@@ -58,7 +58,7 @@ def compared(model: Any, task: Any, folder: Folder, count: int, beam: int = 5) -
         length = int(torch.randint(1, longest, (1,), generator=rng))
         given = torch.randint(FIRST, len(words), (length,), generator=rng).tolist()
         symbols = [words[one] for one in given]
-        pieces = translator.pieces(translator.joined(symbols), search=options) or symbols[:1]  # of a text of spaces
+        pieces = _readable(translator, translator.joined(symbols), options) or symbols[:1]  # of a text of spaces
         read = words.encode_line(" ".join(pieces), add_if_not_exist=False).long()
         if folder.language is not None:
             expected = _continued(generator, model, read[:-1].tolist(), folder.language.first)
@@ -72,6 +72,14 @@ def compared(model: Any, task: Any, folder: Folder, count: int, beam: int = 5) -
         equal += [theirs["tokens"].tolist() for theirs in expected] == [ours.tokens for ours in hypotheses]
         error = max([error, *_differences(expected, hypotheses)])
     return Compared(count, equal, error)
+
+
+def _readable(translator: Translator, text: str, options: Search) -> list[str]:
+    """The subwords of a text, or as many as the model can read: there may be more of them than it was joined from."""
+    try:
+        return translator.pieces(text, search=options)
+    except TooLong as error:
+        return error.readable
 
 
 def _continued(generator: SequenceGenerator, model: Any, prompt: list[int], first: int) -> list[dict[str, Any]]:

@@ -95,6 +95,7 @@ def unfit(encoder: Any, decoder: Any) -> str:
         "predicted lengths of targets": decoder.context.facts.knows_lengths,
         "adaptive softmax": decoder.adaptive_softmax is not None,
         "adaptive input": not isinstance(decoder.embed_tokens, nn.Embedding),
+        "projection of embeddings (--quant-noise-pq)": any(stack.quant_noise is not None for stack in stacks),
         "model without positions": any(stack.embed_positions is None for stack in stacks),
         "encoder that is normalised elsewhere than the decoder": encoder is not None
         and (

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from fairseq.models import FairseqDecoder
 from fairseq.modules import AdaptiveInput
 from torch import Tensor, nn
 
@@ -17,6 +18,7 @@ from ..attention.block import Memory
 from ..attention.softmax import SharedCache
 from ..models.length_predictors import Source as LengthSource
 from ..modules import PassOptions
+from ..modules.adaptive_softmax import adaptive_log_probs
 from ..runtime.folder import CROSS, LENGTH, SELF
 from .states import Keys, held, shapes_of, source_shapes, tensors_of
 
@@ -148,6 +150,9 @@ class SharingStep(nn.Module):
 def embedded(stack: Any, tokens: Tensor, positions: Tensor) -> Tensor:
     """The input (.., C) of an encoder's or decoder's first layer for tokens (..) at positions (..), from 1."""
     x = stack.embed_scale * _token_embeddings(stack.embed_tokens, tokens)
+    projection, writes = getattr(stack, "quant_noise", None) or nn.Identity(), isinstance(stack, FairseqDecoder)
+    if writes:
+        x = projection(x)
     if getattr(stack, "project_in_dim", None) is not None:
         x = stack.project_in_dim(x)
     table = stack.embed_positions
@@ -155,7 +160,9 @@ def embedded(stack: Any, tokens: Tensor, positions: Tensor) -> Tensor:
         x = x + table.weight[positions + stack.padding_idx]
     elif table is not None:
         x = x + sinusoids((positions + stack.padding_idx).flatten(), x.shape[-1]).view_as(x).to(x.dtype)
-    return x if stack.layernorm_embedding is None else stack.layernorm_embedding(x)
+    if stack.layernorm_embedding is not None:
+        x = stack.layernorm_embedding(x)
+    return x if writes else projection(x)
 
 
 def _token_embeddings(table: Any, tokens: Tensor) -> Tensor:
@@ -174,7 +181,10 @@ def log_probs(decoder: Any, x: Tensor) -> Tensor:
     """Log-probabilities (.., V) of the next tokens, given the output (.., C) of the last layer."""
     if decoder.project_out_dim is not None:
         x = decoder.project_out_dim(x)
-    return decoder.get_normalized_probs((decoder.output_layer(x), None), log_probs=True)
+    x = decoder.output_layer(x)
+    if decoder.adaptive_softmax is not None:
+        return adaptive_log_probs(decoder.adaptive_softmax, x)
+    return decoder.get_normalized_probs((x, None), log_probs=True)
 
 
 class Source(nn.Module):

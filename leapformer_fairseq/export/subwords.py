@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ from ..runtime.gpt2 import read_codes
 from ..runtime.text import SEPARATOR
 from ..support.errors import LeapformerError
 from ..support.lines import read_lines
+from ..support.options import flag
 
 VERSION = "#version: 0.2"  # of subword-nmt's codes: the end of a word belongs to its last symbol, as in fastBPE
 END = "</w>"  # of a word, in codes
@@ -33,12 +34,15 @@ class Subwords(NamedTuple):
 PLAIN = Subwords()
 
 
-def check_subwords(given: Subwords, symbols: Sequence[str]) -> None:
-    """Raise LeapformerError for files that split text into others than these symbols of a dictionary."""
+def check_subwords(given: Subwords, symbols: Sequence[str], named: Callable[[str], str] = flag) -> None:
+    """Raise LeapformerError for files that split text into others than these symbols of a dictionary.
+
+    `named`: what messages call an option, given the name under which it is stored.
+    """
     if given.sentencepiece is not None:
         import sentencepiece
 
-        name = f"--sentencepiece-model {given.sentencepiece}"
+        name = f"{named('sentencepiece_model')} {given.sentencepiece}"
         try:
             model = sentencepiece.SentencePieceProcessor(model_file=str(given.sentencepiece))
         except (RuntimeError, OSError) as error:
@@ -48,7 +52,8 @@ def check_subwords(given: Subwords, symbols: Sequence[str]) -> None:
     if given.codes is not None:
         merged = {line.replace(" ", "") for line in codes_of(given.codes)}
         pieces = {one.removesuffix(END) if one.endswith(END) else f"{one}{SEPARATOR}" for one in merged}
-        _compare(f"--bpe-codes {given.codes}", pieces, [one for one in symbols if len(one.removesuffix(SEPARATOR)) > 1])
+        longer = [one for one in symbols if len(one.removesuffix(SEPARATOR)) > 1]
+        _compare(f"{named('bpe_codes')} {given.codes}", pieces, longer)
     if given.gpt2 is not None:
         numbers = read_codes(*given.gpt2, "--gpt2-bpe").numbers
         _compare(f"--gpt2-bpe {given.gpt2[0]}", set(map(str, numbers.values())), symbols)

@@ -7,6 +7,7 @@ other programs can read it, too. For onnxruntime it is the external data of the 
 from __future__ import annotations
 
 import json
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,7 +68,8 @@ def _slim(graph: Any) -> None:
         value.ClearField("metadata_props")
     kept = {value.name for value in named}
     intermediate = [name for node in graph.node for name in node.output if name and name not in kept]
-    _rename(graph, {name: f"_{number}" for number, name in enumerate(intermediate)})
+    free = (name for number in count() if (name := f"_{number}") not in kept)
+    _rename(graph, dict(zip(intermediate, free, strict=False)))
 
 
 def _rename(graph: Any, names: dict[str, str]) -> None:

@@ -75,6 +75,7 @@ from .synthesis import Phonemes, Refined, SpeechStep
 from .tracing import ANY, HYPOTHESES, LONGEST, SENTENCES, quantize_graph, write_graph, write_with_states
 from .weights import share
 
+IN_CONFIG = "{} in the config yaml,".format  # what messages call its options
 Pair = tuple[str | None, str | None]  # languages of sources and targets
 
 
@@ -250,6 +251,7 @@ def export_recordings(model: Any, task: Any, out: Path, signature: str, origin: 
     Raises LeapformerError for mechanisms and tasks that cannot be exported, or if a library is missing.
     """
     recordings, subwords = recordings_of(task), subwords_in(task)
+    check_subwords(subwords, task.target_dictionary.symbols, IN_CONFIG)
     model = _frozen(model, out)
     source, ratio = Recording(model), model.encoder.pooling_ratio()
     example = torch.zeros(1, LONGEST * ratio, recordings.n_bins)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import warnings
 import zipfile
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -91,8 +92,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if path.suffix == ".safetensors":
         raise LeapformerError(f"{path} is a file of safetensors, which fairseq does not write; {remedy}")
     try:
-        # PyTorch before 1.6 wrote no archives, and the files of that time cannot be mapped.
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the error says it, too
+            # PyTorch before 1.6 wrote no archives, and the files of that time cannot be mapped.
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # torch, pickle and zipfile each raise their own types for a broken file
         if _is_cut_off(path):
             raise LeapformerError(f"{path} is cut off: an archive without its end; copy it again") from error

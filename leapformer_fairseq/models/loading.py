@@ -10,7 +10,7 @@ import torch
 from .. import register
 from ..compat.errors_explained import explained
 from ..support.errors import LeapformerError
-from .stock import adopt, architecture
+from .stock import adopt, architecture, needed
 
 
 def load_model(checkpoint: str, kinds: tuple[str, ...], purpose: str, overrides: dict[str, Any]) -> tuple[Any, Any]:
@@ -61,8 +61,7 @@ def _check_architecture(checkpoint: str, state: dict[str, Any], kinds: tuple[str
 
     arch = architecture(state)
     if ARCH_MODEL_NAME_REGISTRY.get(arch) not in kinds:
-        names = " or ".join(f"{kind}*" for kind in kinds)
-        raise LeapformerError(f"{checkpoint} holds architecture {arch!r}; {purpose} needs {names}")
+        raise LeapformerError(f"{checkpoint} holds architecture {arch!r}; {purpose} needs {needed(kinds)}")
 
 
 def available_device(name: str) -> torch.device:

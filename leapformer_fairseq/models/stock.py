@@ -6,6 +6,7 @@ Their weights have the same names, and their options the same meaning; only the 
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterable
 from typing import Any
 
 from ..compat.trust import options_of
@@ -26,6 +27,12 @@ def architecture(state: dict[str, Any]) -> str:
     """The --arch of a checkpoint, "" if it has none."""
     options = options_of((state.get("cfg") or {}).get("model") or state.get("args") or {})
     return str(options.get("arch") or options.get("_name") or "")
+
+
+def needed(kinds: Iterable[str]) -> str:
+    """The architectures of some kinds of our models, and fairseq's that are read as these."""
+    theirs = [f"{model}*" for model, ours in OURS.items() if ours in kinds]
+    return " or ".join(f"{kind}*" for kind in kinds) + (f" or fairseq's {', '.join(theirs)}" if theirs else "")
 
 
 def adopted(arch: str) -> str:

@@ -95,6 +95,8 @@ class Decoder(Prompted, TransformerDecoderBase):
         if tokens.eq(self.padding_idx).any():
             raise LeapformerError("tokens to read in one pass contain padding; cut them to their common length")
         x = self.embed_scale * self.embed_tokens(tokens)
+        if self.quant_noise is not None:
+            x = self.quant_noise(x)
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)
         if self.embed_positions is not None:

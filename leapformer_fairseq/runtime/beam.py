@@ -46,6 +46,8 @@ class Search:
         """Raises LeapformerError for values that no search can have."""
         if not self.temperature > 0:
             raise LeapformerError(f"--temperature {self.temperature}: give more than 0")
+        if not self.max_len_a and self.max_len_b < self.min_len:
+            raise LeapformerError(f"--max-len-b {self.max_len_b} is less than --min-len {self.min_len}; give more")
         if not self.topp <= 1:
             raise LeapformerError(f"--sampling-topp {self.topp}: give a probability")
         if self.topk > 0 and self.topp > 0:

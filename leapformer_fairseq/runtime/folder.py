@@ -305,7 +305,8 @@ class Folder:
 
         `layer`: the one that is wanted; None: any. Raises LeapformerError if they are not there.
         """
-        remedy = "export it with --alignments" if layer is None else f"export it with --alignments {layer}"
+        engine = "" if self.engine == ONNX else f"--engine {ONNX} "
+        remedy = f"export it with {engine}--alignments{'' if layer is None else f' {layer}'}"
         if self.task == LANGUAGE:
             raise LeapformerError(f"{self.path} is a language model, which has no source to attend to")
         if self.alignments is None:

@@ -30,7 +30,7 @@ class SpeechToText:
             raise LeapformerError(f"{folder} holds a model for {about.task}; give one of whole recordings")
         self.folder, self.about, self._graphs = about, about.recordings, Graphs(about, threads)
         self._cmvn = Cmvn.of(self.about.mean, self.about.std)
-        _, self._joined = subwords_of(about)
+        *_, self._joined = subwords_of(about)
 
     def texts(
         self,

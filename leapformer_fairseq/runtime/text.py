@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from ..support.errors import LeapformerError
 from .folder import CODES, GPT2, SUBWORDS, Folder
@@ -13,16 +14,17 @@ Cut = Callable[[str], list[str]]
 Joined = Callable[[list[str]], str]
 
 
-def subwords_of(folder: Folder) -> tuple[Cut, Joined]:
-    """Functions that split text into subwords and join them; with neither a model nor codes, at spaces.
+def subwords_of(folder: Folder) -> tuple[Cut, Cut, Joined]:
+    """Functions that split a source and a target into subwords, and join those of a target; with neither a model nor
+    codes, at spaces.
 
     Raises LeapformerError if a library is missing.
     """
     cut, joined = _pieces(folder)
     if folder.moses is None:
-        return cut, joined
-    words, text = _moses(folder, *folder.moses)
-    return lambda line: cut(words(line)), lambda pieces: text(joined(pieces))
+        return cut, cut, joined
+    source, target, text = _moses(folder, *folder.moses)
+    return lambda line: cut(source(line)), lambda line: cut(target(line)), lambda pieces: text(joined(pieces))
 
 
 def _pieces(folder: Folder) -> tuple[Cut, Joined]:
@@ -48,17 +50,21 @@ def _pieces(folder: Folder) -> tuple[Cut, Joined]:
     )
 
 
-def _moses(folder: Folder, source: str, target: str) -> tuple[Callable[[str], str], Callable[[str], str]]:
-    """As fairseq's `--tokenizer moses`: dashes are split, quotes and the like escaped."""
+def _moses(folder: Folder, source: str, target: str) -> list[Callable[[str], str]]:
+    """The words of a source and of a target, and the text of a target's words.
+
+    As fairseq's `--tokenizer moses`: dashes are split, quotes and the like escaped.
+    """
     try:
         from sacremoses import MosesDetokenizer, MosesTokenizer
     except ImportError as error:
         raise _missing(folder, "sacremoses") from error
-    tokenizer, detokenizer = MosesTokenizer(source), MosesDetokenizer(target)
-    return (
-        lambda line: str(tokenizer.tokenize(line, aggressive_dash_splits=True, return_str=True)),
-        lambda text: str(detokenizer.detokenize(text.split())),
-    )
+    detokenizer = MosesDetokenizer(target)
+    splits = [
+        partial(MosesTokenizer(language).tokenize, aggressive_dash_splits=True, return_str=True)
+        for language in (source, target)
+    ]
+    return [*splits, lambda text: str(detokenizer.detokenize(text.split()))]
 
 
 def _missing(folder: Folder, library: str) -> LeapformerError:

@@ -84,7 +84,7 @@ class Translator:
         else:
             graphs = Graphs(about, threads)
             self._search, self._go_on = partial(translate, graphs), partial(go_on, graphs)
-        self._cut, self.joined = subwords_of(about)
+        self._cut, self._cut_target, self.joined = subwords_of(about)
         self._source = about.vocabularies["target" if about.task == LANGUAGE else "source"]
         self._target = about.vocabularies["target"]
 
@@ -107,7 +107,7 @@ class Translator:
         """The best `nbest` translations, or continuations, of each line, in the order of the lines.
 
         lines:        texts, or `pieces` of them.
-        prefixes:     with which the translation of each line begins.
+        prefixes:     with which the translation of each line begins; lines after the last of them begin with any.
         alignments:   also of which subword of the line each one of a translation is one.
         batch_tokens: subwords of a batch of sources, with their padding; language models read line by line.
         ahead:        lines that are read at once, and sorted by length; memory grows with it.
@@ -117,8 +117,10 @@ class Translator:
         watch:        called with the number of lines that are done, and of all, or 0 if that is unknown.
 
         The translation of an empty line is empty. Raises TooLong for a line that is too long for the model, and
-        LeapformerError for alignments if the folder has none, and for a language that it does not know.
+        LeapformerError for a single text, for alignments if the folder has none, and for an unknown language.
         """
+        if isinstance(lines, str):
+            raise LeapformerError(f"lines {lines[:30]!r}: one text; give a list of texts")
         options, chances = search or Search(), np.random.default_rng(seed)
         marks = marks_of(self.folder, source, target)
         told = {marks.first, *marks.begin}
@@ -130,13 +132,14 @@ class Translator:
         total, numbered = length_hint(lines), iter(lines)
         read = 0
         while some := list(islice(numbered, ahead)):
-            pieces = [line if isinstance(line, list) else self._read(line, options, cut) for line in some]
+            pieces = [self._read(line, options, cut) for line in some]
+            begins = [*prefixes[read : read + len(some)], *[""] * len(some)][: len(some)] if prefixes else []
             yield from (
                 [Text.of(hypothesis, self._target, self.joined, told) for hypothesis in found[:nbest]] or [EMPTY]
                 for found in self.hypotheses(
                     pieces,
                     options,
-                    prefixes[read : read + len(some)],
+                    begins,
                     batch_tokens,
                     alignments,
                     chances.spawn(len(some)) if options.sampling else (),
@@ -151,12 +154,16 @@ class Translator:
 
         So is a prompt after which `search` has no token left to write.
         """
-        pieces, is_prompt, model = self._cut(line.strip()), self.folder.task == LANGUAGE, self.folder.multilingual
-        limit = self._longest_prompt(search or Search()) if is_prompt else self.folder.max_source
+        return self._readable(self._cut(line.strip()), f"{where}{line.strip()[:30]!r}..", search or Search())
+
+    def _readable(self, pieces: list[str], name: str, search: Search) -> list[str]:
+        """The subwords of the line `name`. Raises TooLong as `pieces` does."""
+        is_prompt, model = self.folder.task == LANGUAGE, self.folder.multilingual
+        limit = self._longest_prompt(search) if is_prompt else self.folder.max_source
         more = 1 if model is None else len(model.before) + len(model.after)
         if limit is None or len(pieces) + more <= limit:
             return pieces
-        given = f"{where}{line.strip()[:30]!r}.. has {len(pieces) + (0 if is_prompt else more)} subwords"
+        given = f"{name} has {len(pieces) + (0 if is_prompt else more)} subwords"
         if is_prompt:  # whose end says most about how it goes on, which may then become as long
             reason = f"{given}, and the text with it at most {limit} (--max-len-b, or the model); shorten it"
             raise TooLong(reason, pieces[len(pieces) - limit // 2 :])
@@ -168,8 +175,10 @@ class Translator:
             return self.folder.max_target - 1
         return min(math.ceil(search.max_len_b / (1 - search.max_len_a)), self.folder.max_target - 1)
 
-    def _read(self, line: str, search: Search, cut: bool) -> list[str]:
+    def _read(self, line: str | list[str], search: Search, cut: bool) -> list[str]:
         try:
+            if isinstance(line, list):
+                return self._readable(line, f"{' '.join(line[:5])[:30]!r}..", search)
             return self.pieces(line, search=search)
         except TooLong as error:
             if not cut:
@@ -208,7 +217,7 @@ class Translator:
         before, after, first, begin = marks or marks_of(self.folder)
         around = (len(before), len(after)) if alignments else None
         sources = [[*before, *line, *after] for line in numbers]
-        begins = [[*begin, *self._target.numbers(self._cut(prefix.strip()))[:-1]] for prefix in prefixes]
+        begins = [[*begin, *self._target.numbers(self._cut_target(prefix.strip()))[:-1]] for prefix in prefixes]
         if begin and not begins:
             begins = [begin] * len(lines)
         order = [place for place, line in enumerate(numbers) if line]

@@ -111,8 +111,9 @@ def aligned_hypotheses(paths: Sequence[str | Path], references: Sequence[str]) -
     if missing:
         raise LeapformerError(
             f"{', '.join(map(str, paths))} lacks {len(missing)} of {len(references)} sentences, first number "
-            f"{missing[0]}; give all shards, and generate all sentences: --required-batch-size-multiple 1 for a model "
-            "of fairseq's own, and no --skip-invalid-size-inputs-valid-test"
+            f"{missing[0]}; give a text with a line for each reference, or all shards of generated ones, and generate "
+            "all sentences: --required-batch-size-multiple 1 for a model of fairseq's own, and no "
+            "--skip-invalid-size-inputs-valid-test"
         )
     return [hypotheses[i] for i in range(len(references))]
 

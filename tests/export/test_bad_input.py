@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
 
+from leapformer_fairseq.cli import export
 from leapformer_fairseq.cli.main import main
+from leapformer_fairseq.compat.errors_explained import explained
 from leapformer_fairseq.models.averaging import load_checkpoint
+from leapformer_fairseq.support.options import parse
 
 from ..made import made
 from ..models.test_stock import BOTH
@@ -59,6 +65,18 @@ FILES = {
         lambda path: torch.save([1], path),
         "holds no model of fairseq, but list; give a checkpoint of fairseq",
     ),
+    "empty.pt": (
+        lambda path: path.touch(),
+        r"cannot be read as a checkpoint \(it is cut off\); give a checkpoint of fairseq",
+    ),
+    "text.pt": (
+        lambda path: path.write_text("hello\n"),
+        r"cannot be read as a checkpoint \(it is not one\); give a checkpoint of fairseq-train",
+    ),
+    "pickle.pt": (
+        lambda path: path.write_bytes(pickle.dumps(Calling())),
+        r"cannot be read as a checkpoint \(Unsupported operand .+\); give a checkpoint of fairseq-train",
+    ),
     "calling.pt": (
         lambda path: torch.save({"model": {}, "args": Calling()}, path),
         r"cannot be read as a checkpoint \(.*GLOBAL posix.mkdir.*\); give a checkpoint of fairseq-train",
@@ -70,16 +88,23 @@ def refusal(capsys, tmp_path, *words: object) -> str:
     capsys.readouterr()
     assert main(["export", *map(str, words), "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
-    assert "Traceback" not in said and not (tmp_path / "out").exists() and not Path("called").exists()
+    assert said.count("\n") == 1 and not (tmp_path / "out").exists() and not Path("called").exists()
     return said.splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.filterwarnings("error")
 def test_files_that_are_no_checkpoints(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write, message = FILES[name]
     write(tmp_path / name)
     assert re.search(f"{name} {message}", refusal(capsys, tmp_path, "--path", name))
+
+
+def test_a_folder_is_no_checkpoint(tmp_path, capsys):
+    assert refusal(capsys, tmp_path, "--path", tmp_path).endswith(
+        f"{tmp_path}: it is a folder; give the checkpoint of a trained model"
+    )
 
 
 def test_a_checkpoint_of_an_early_pytorch_is_read(tmp_path):
@@ -98,6 +123,43 @@ def test_dictionaries_that_are_missing_or_of_another_size(tmp_path, capsys):
         (tmp_path / "other" / f"dict.{language}.txt").write_text("the 5\nred 4\n")
     said = refusal(capsys, tmp_path, "--path", stock(), "--data", tmp_path / "other")
     assert re.search("vocabular|dictionar", said) and "give" in said
+
+
+@pytest.mark.parametrize("change", ["missing", "unexpected", "shape"])
+def test_parameters_of_another_model(change, tmp_path, capsys):
+    """As those of a fairseq that was changed."""
+    state = torch.load(stock(), weights_only=True)
+    name = "encoder.layers.0.fc1.weight"
+    if change == "missing":
+        del state["model"][name]
+    else:
+        state["model"][name if change == "shape" else f"encoder.{change}"] = torch.zeros(3)
+    torch.save(state, tmp_path / "other.pt")
+    said = refusal(capsys, tmp_path, "--path", tmp_path / "other.pt")
+    assert "other.pt: its parameters are not those of a model with its options (" in said
+    assert (f"encoder.{change}" if change == "unexpected" else name) in said and said.endswith(
+        "--user-dir of its model"
+    )
+
+
+def test_dictionaries_of_another_size_for_a_model_of_fairseqs_own(tmp_path):
+    for language in ("en", "de"):
+        (tmp_path / f"dict.{language}.txt").write_text("the 5\nred 4\n")
+    with pytest.raises(RuntimeError) as error:
+        checkpoint_utils.load_model_ensemble_and_task([str(stock())], {"data": str(tmp_path)})
+    said = str(explained(error.value))
+    assert "stock.pt: the dictionaries of the data are not of its size (size mismatch for encoder.embed_tokens" in said
+    assert said.endswith("; give the data that it was trained with")
+
+
+def test_one_embedding_of_two_dictionaries(tmp_path, capsys):
+    state = torch.load(stock(), weights_only=True)
+    state["cfg"]["model"].share_all_embeddings = True
+    torch.save(state, tmp_path / "shared.pt")
+    for language, word in (("en", "red"), ("de", "rot")):
+        (tmp_path / f"dict.{language}.txt").write_text(f"{word} 5\n")
+    said = refusal(capsys, tmp_path, "--path", tmp_path / "shared.pt", "--data", tmp_path)
+    assert "--share-all-embeddings requires a joined dictionary, and those of the data differ; give the data of" in said
 
 
 def test_several_checkpoints_are_averaged_if_that_is_said(tmp_path, capsys, monkeypatch):
@@ -122,3 +184,22 @@ def test_checkpoints_of_other_vocabularies_have_no_average(tmp_path, capsys):
     torch.save({**state, "model": {**state["model"], name: torch.zeros(9, 32)}}, tmp_path / "other.pt")
     said = refusal(capsys, tmp_path, "--path", f"{stock()}:{tmp_path}/other.pt", "--average")
     assert name in said and "other.pt" in said
+
+
+def test_languages_that_only_the_data_of_the_training_told(tmp_path, capsys):
+    """fairseq infers them from the names of prepared files, and does not write them into the checkpoint."""
+    state = torch.load(stock(), weights_only=True)
+    state["cfg"]["task"] |= {"source_lang": None, "target_lang": None}
+    torch.save(state, tmp_path / "model.pt")
+    (tmp_path / "words").mkdir()
+    for language in ("en", "de"):
+        shutil.copy(data() / f"dict.{language}.txt", tmp_path / "words")
+    words = ["--path", tmp_path / "model.pt", "--data", tmp_path / "words"]
+    said = refusal(capsys, tmp_path, *words)
+    assert "words: no data of two languages; give" in said and said.endswith("with --source-lang and --target-lang")
+    assert "words/dict.xx.txt); give the folder with the dictionary" in refusal(
+        capsys, tmp_path, *words, "-s", "xx", "-t", "de"
+    )
+    args = parse(export, [*map(str, words), "--out", "o", "-s", "en", "-t", "de"])
+    _, task = export._loaded(args, export.TEXT)
+    assert len(task.source_dictionary) == len(state["model"]["encoder.embed_tokens.weight"])

@@ -33,7 +33,7 @@ from leapformer_fairseq.export.language import Prompt
 from leapformer_fairseq.export.plain import check_task, multilingual_of
 from leapformer_fairseq.export.states import Held, held, keys_of, tensors_of
 from leapformer_fairseq.export.streaming import Writing
-from leapformer_fairseq.export.write import export_text
+from leapformer_fairseq.export.write import export_text, quantize
 from leapformer_fairseq.models.loading import load_model
 from leapformer_fairseq.models.task import adapt
 from leapformer_fairseq.runtime.__main__ import main
@@ -439,6 +439,16 @@ def test_texts_that_begin_with_another_symbol_and_adaptive_embeddings(tmp_path):
     assert found.equal == found.sources and found.error < 1e-4
     (found,) = go_on(Graphs(folder), [7] * 80, Search(beam=1, max_len_b=63))
     assert found.tokens == [7] * 63 + [WORDS.eos()]
+
+
+@pytest.mark.full
+def test_adaptive_embeddings_are_rounded_to_8_bits(tmp_path):
+    """Also those that are the rows of the output."""
+    options = {**BANDS, "tie_adaptive_weights": True, "tokens_per_sample": 64, "decoder_layers": 1}
+    model = make_model("leapformer_lm_tiny", "softmax", **options).float()
+    folder = quantize(export_text(model, TASK, tmp_path, "signature", {}))
+    (found,) = go_on(Graphs(folder), [7, 15, 25], Search(beam=1, max_len_b=9))
+    assert found.tokens[:3] == [7, 15, 25]
 
 
 @pytest.fixture

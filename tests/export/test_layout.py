@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from leapformer_fairseq.export.layout import simplify
+from leapformer_fairseq.export.weights import share
 from leapformer_fairseq.runtime.engine import open_graph
+from leapformer_fairseq.runtime.folder import GRAPHS, LANGUAGE
 
 SHAPES = ([2, 3, 4], [-1, 12], [6, 4], [4, 1, 6], [-1, 2, 1, 3], [24])
 FUNCTIONS = (("Relu",), ("Sigmoid",), ("Cos",), ("Mul", 0.5), ("Add", 1.0), ("Add", [1.0] * 24))
@@ -143,3 +148,19 @@ def test_embeddings_that_are_also_the_output_are_rounded_twice(tmp_path):
     assert not [node for node in graph.node if node.op_type == "DequantizeLinear" and node.input[0] in weights]
     (found,) = open_graph(tmp_path / "graph").run(None, {"tokens": np.arange(300)[:, None]})
     assert float(np.abs(found[:, 0] - table @ table.T).max()) < 3  # of products up to 120
+
+
+def test_values_are_not_renamed_as_constants(tmp_path):
+    """Rounding makes constants of values that a folder's graphs have renamed, and renames the others again."""
+    from onnx import TensorProto, helper, numpy_helper, save
+
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in ("x", "y")]
+    nodes = [helper.make_node("Relu", ["x"], ["sum"]), helper.make_node("Add", ["sum", "_0"], ["y"])]
+    constant = numpy_helper.from_array(np.array([1, 2, 3], np.float32), "_0")
+    for name in GRAPHS[LANGUAGE]:
+        save(helper.make_model(helper.make_graph(nodes, "sum", infos[:1], infos[1:], [constant])), tmp_path / name)
+    folder: Any = SimpleNamespace(path=tmp_path, task=LANGUAGE)
+    share(folder)
+    for name in GRAPHS[LANGUAGE]:
+        (found,) = open_graph(tmp_path / name).run(None, {"x": np.array([-1, 0, 1], np.float32)})
+        assert found.tolist() == [1, 2, 4]

@@ -175,7 +175,8 @@ def test_what_export_refuses(words, message, tmp_path, capsys):
 
 def test_languages_of_a_model_of_two_are_refused(tmp_path, capsys):
     for words, message in (
-        (["-s", "en"], "--source-lang en: the model does not know this language; it is not told languages"),
+        (["-s", "xx", "-t", "de"], "dict.xx.txt.; give the folder with the dictionary"),
+        (["-t", "de"], "--target-lang alone: .* is of one pair of languages; give both or none"),
         (["--encoder-langtok", "src"], "--encoder-langtok: .* is no model of several languages; leave it out"),
     ):
         assert main(["export", "--path", str(translation().checkpoint), "--out", str(tmp_path / "out"), *words]) == 2

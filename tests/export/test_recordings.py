@@ -21,6 +21,7 @@ import yaml
 from fairseq import checkpoint_utils
 from fairseq.data.audio.data_cfg import S2TDataConfig
 from fairseq.data.audio.feature_transforms.utterance_cmvn import UtteranceCMVN
+from sentencepiece import SentencePieceTrainer
 
 from leapformer_fairseq.cli.main import main as leapformer
 from leapformer_fairseq.export.check import compared_recordings
@@ -144,6 +145,19 @@ def test_what_is_not_meant_for_a_whole_recording(exported, capsys):
     command = ["export", "--path", str(recordings().checkpoint), "--out", path, "--pre-decision-ratio", "3"]
     assert leapformer(command) == 2
     assert "--pre-decision-ratio 3 has no meaning for a model that reads whole recordings" in said(capsys)[1]
+
+
+def test_subwords_of_another_vocabulary_are_refused(tmp_path, monkeypatch, capsys):
+    """fairseq reads a file in the folder where it starts before that of the config yaml."""
+    with (tmp_path / "spm.model").open("wb") as model:
+        SentencePieceTrainer.train(
+            sentence_iterator=iter(["0123 4567 89"] * 9), model_writer=model, vocab_size=14, minloglevel=2
+        )
+    checkpoint = str(recordings().checkpoint)
+    monkeypatch.chdir(tmp_path)
+    assert leapformer(["export", "--path", checkpoint, "--out", "out"]) == 2
+    message = "sentencepiece_model in the config yaml, spm.model is of another vocabulary: it makes"
+    assert message in said(capsys)[1] and not (tmp_path / "out").exists()
 
 
 def task_with(tmp_path: Path, **changes: Any) -> Any:

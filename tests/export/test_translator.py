@@ -226,6 +226,7 @@ def test_what_cannot_be_asked(translator):
 
 def run(folder, given: bytes, *words: str, monkeypatch, capsys) -> tuple[int, list[str], str]:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+    capsys.readouterr()  # what an export printed
     status = main([str(folder), "--max-len-b", "6", *words])
     said = capsys.readouterr()
     return status, said.out.split("\n")[:-1], said.err
@@ -257,6 +258,29 @@ def test_prefixes_stay_with_their_lines_when_these_arrive_one_by_one(translator,
     assert [line.split()[0] for line in out[:3]] == ["red", "dog", "old"] and len(out) == 4
 
 
+def test_lines_may_be_more_than_prefixes(translator):
+    lines, options = ["the red dog", "old", "dog"], {"search": SEARCH, "ahead": 2}
+    (first,), *others = translator.translate(lines, prefixes=["dog"], **options)
+    expected = translator.translate(lines[1:], **options)
+    assert first.text.split()[0] == "dog" and [one.text for (one,) in others] == [one.text for (one,) in expected]
+
+
+def test_a_prefix_is_split_as_a_target(translator, tmp_path, monkeypatch):
+    """Moses' words depend on the language."""
+    about = replace(Folder.read(translation().exported), path=tmp_path, files={}, moses=["en", "fr"])
+    source, target, joined = subwords_of(about)
+    assert source("l'homme") == ["l", "&apos;homme"]
+    assert target("l'homme") == ["l&apos;", "homme"] and joined(target("l'homme")) == "l'homme"
+    monkeypatch.setattr(translator, "_cut_target", lambda prefix: ["dog"])
+    ((found,),) = translator.translate(["the red dog"], prefixes=["red"], search=SEARCH)
+    assert found.pieces[0] == "dog"
+
+
+def test_one_text_is_no_list_of_lines(translator):
+    with pytest.raises(LeapformerError, match="lines 'the red dog': one text; give a list of texts"):
+        next(translator.translate("the red dog"))
+
+
 def test_too_long_a_line_is_named(translator, monkeypatch, capsys):
     monkeypatch.setitem(vars(translator.folder), "max_source", 4)
     assert translator.pieces("one two three") == ["one", "two", "three"]
@@ -264,6 +288,8 @@ def test_too_long_a_line_is_named(translator, monkeypatch, capsys):
         LeapformerError, match="'one two three four'.. has 5 subwords with its end, and the model reads 4"
     ):
         list(translator.translate(["one", "one two three four"], search=SEARCH))
+    with pytest.raises(TooLong, match="'one two three four'.. has 5 subwords with its end, and the model reads 4"):
+        list(translator.translate([["one", "two", "three", "four"]], search=SEARCH))
 
 
 def test_too_long_a_line_is_cut_if_that_is_chosen(translator, monkeypatch, capsys):
@@ -399,6 +425,13 @@ def test_language_models_go_on_in_ctranslate2(options, tmp_path, monkeypatch, ca
     assert [one.tokens for one in cut] == [[4 + 1] * 4 + [2]]
 
 
+def test_a_comparison_reads_what_the_model_can(tmp_path):
+    """Random lines may have more subwords than it."""
+    model = make_model("leapformer_lm_tiny", "softmax", tokens_per_sample=12, decoder_learned_pos=True).float()
+    folder = export_text(model, LM, tmp_path, "signature", {}, engine=CTRANSLATE2)
+    assert compared(model, LM, replace(folder, max_source=None), 6, beam=1) == (6, 6, pytest.approx(0, abs=1e-4))
+
+
 @pytest.mark.parametrize(
     ("arch", "options", "reason"),
     [
@@ -448,6 +481,8 @@ def test_rounding_to_8_bits_leaves_the_model_as_it_is(softmax, tmp_path):
 def test_what_only_graphs_can_do_is_told(softmax, tmp_path):
     with pytest.raises(LeapformerError, match="is for ctranslate2; export it with --engine onnx for this"):
         Graphs(Folder.read(softmax[1]))
+    with pytest.raises(LeapformerError, match="without attention weights; export it with --engine onnx --alignments"):
+        next(Translator(softmax[1]).translate(["w1"], alignments=True))
     other = make_model("leapformer_nmt", "softmax", decoder_cross_attention="leap").float()
     with pytest.raises(LeapformerError, match="--engine ctranslate2: it has no leap attention; export with"):
         export_text(other, TASK, tmp_path, "signature", {}, engine=CTRANSLATE2)
@@ -505,7 +540,9 @@ def functions_with(out: Path, given: Subwords, *names: str) -> tuple[Cut, Joined
     about = replace(Folder.read(translation().exported), path=out, files={})
     folder = replace(_with_subwords(about, given), files=dict.fromkeys(names))
     object.__setattr__(folder, "file", lambda name: out / name)
-    return subwords_of(folder)
+    cut, cut_target, joined = subwords_of(folder)
+    assert given.moses or cut_target is cut
+    return cut, joined
 
 
 def gpt2_files(folder: Path) -> tuple[Path, Path]:

@@ -143,10 +143,12 @@ def test_other_models_are_not_exported(arch, tmp_path, capsys):
     state = torch.load(checkpoint, weights_only=True)
     state["cfg"]["model"].arch = arch
     torch.save(state, checkpoint)
-    assert main(["export", "--path", str(checkpoint), "--out", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
-    assert f"holds architecture '{arch}'; export needs leapformer_simulst* or leapformer_s2t*" in said
-    assert said.count("\n") == 1
+    for words in ([], ["--sentencepiece-model", "spm.model"]):  # which would have no meaning for it
+        assert main(["export", "--path", str(checkpoint), "--out", str(tmp_path / "out"), *words]) == 2
+        said = capsys.readouterr().err
+        assert f"holds architecture '{arch}'; export needs leapformer_simulst* or leapformer_s2t*" in said
+        assert "fairseq's transformer*, transformer_lm*, s2t_transformer*, convtransformer*" in said
+        assert said.count("\n") == 1
 
 
 def test_a_norm_that_fairseq_leaves_out_is_not_put_in(tmp_path):

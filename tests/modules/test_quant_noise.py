@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from fairseq.modules.quantization import scalar
 
+from leapformer_fairseq.export.ctranslate2 import unfit
+from leapformer_fairseq.export.graphs import embedded
 from leapformer_fairseq.modules import attentions
 
 from .. import covering
@@ -57,3 +61,24 @@ def test_the_adaptive_embedding_of_a_language_model_has_noise_too():
     model = make_model("leapformer_lm_tiny", "leap", quant_noise_pq=0.3, quant_noise_pq_block_size=8, **options)
     hooked = [part for part in model.decoder.embed_tokens.modules() if part._forward_pre_hooks]
     assert len(hooked) == 2, "one for each cut"
+
+
+def test_its_projection_of_embeddings_is_in_prompts_and_exports():
+    """fairseq puts it in front of the layers, after the positions of an encoder and before those of a decoder."""
+    options: dict[str, Any] = {"quant_noise_pq": 0.3, "quant_noise_pq_block_size": 8}
+    model = make_model("leapformer_nmt_tiny", "softmax", decoder_embed_dim=16, **options).eval()
+    tokens = torch.tensor([[5, 9, 7, 2]])
+    places = torch.arange(1, 5)[None]
+    with torch.no_grad():
+        expected, _ = model.encoder.forward_embedding(tokens)
+        torch.testing.assert_close(embedded(model.encoder, tokens, places), expected)
+        for kind in "leapformer_lm_tiny", "leapformer_nmt_tiny":
+            decoder = make_model(kind, "softmax", decoder_embed_dim=16, **options).eval().decoder
+            if kind == "leapformer_lm_tiny":
+                expected = decoder.extract_features(tokens, None)[0]
+                torch.testing.assert_close(decoder.read(tokens, {}), expected)
+            given = []
+            decoder.layers[0].register_forward_pre_hook(lambda _, x, given=given: given.append(x[0]))
+            decoder(tokens, encoder_out=model.encoder(tokens, torch.tensor([4])) if "nmt" in kind else None)
+            torch.testing.assert_close(embedded(decoder, tokens, places), given[0].transpose(0, 1))
+    assert unfit(model.encoder, model.decoder) == "projection of embeddings (--quant-noise-pq)"

@@ -67,6 +67,7 @@ def test_a_token_that_must_come_is_drawn_however_unlikely() -> None:
     [
         ({"temperature": 0.0}, "--temperature 0.0: give more than 0"),
         ({"temperature": float("nan")}, "--temperature nan: give more than 0"),
+        ({"max_len_b": -3}, "--max-len-b -3 is less than --min-len 1; give more"),
         ({"sampling": True, "topp": 1.5}, "--sampling-topp 1.5: give a probability"),
         ({"sampling": True, "topp": 0.5, "topk": 2}, "--sampling-topk 2 and --sampling-topp 0.5: give one of them"),
         ({"topk": 2}, "--sampling-topk and --sampling-topp need --sampling"),

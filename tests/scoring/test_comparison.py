@@ -215,8 +215,12 @@ def test_plain_text_is_scored_as_what_generate_wrote(tmp_path, capsys):
     words = [str(tmp_path / "generate-test.txt"), str(tmp_path / "plain"), "--references", str(references)]
     assert main(["compare", *words, "--samples", "100"]) == 0
     assert "p = 1.000" in capsys.readouterr().out
+    assert main(["score", str(tmp_path / "plain")]) == 2
+    assert "plain is a file; give --references for translations, --text for" in capsys.readouterr().err
     (tmp_path / "plain").write_text("the red dog\n")
-    with pytest.raises(LeapformerError, match="plain lacks 2 of 3 sentences, first number 1"):
+    with pytest.raises(
+        LeapformerError, match="plain lacks 2 of 3 sentences, first number 1; give a text with a line for"
+    ):
         score_generation([tmp_path / "plain"], references)
     with pytest.raises(LeapformerError, match="plain is plain text, without lines D-...; give one file of it"):
         score_generation([tmp_path / "plain", tmp_path / "plain"], references)
