@@ -21,11 +21,11 @@ CONTENTS = {
 }
 #: command lines with `WRONG` in the place of a file or folder, and kinds of content that may well serve there
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "score WRONG --references {data}/target": (),
+    "score WRONG --references {data}/target": ("json",),  # a text of one line, as the references are
     "score {log} --references WRONG": ("json",),
     "score {evaluated} --text WRONG": ("text", "json"),
-    "compare WRONG {log} --references {data}/target": (),
-    "compare {log} WRONG --references {data}/target": (),
+    "compare WRONG {log} --references {data}/target": ("json",),
+    "compare {log} WRONG --references {data}/target": ("json",),
     "compare {log} {other} --references WRONG": ("json",),
     "table WRONG": (),
     "report WRONG": (),

@@ -147,7 +147,7 @@ def test_an_exported_folder_of_another_kind(models, language_models, tmp_path, c
     folder = shutil.copytree(exported, tmp_path / "copy")
     (folder / "refine.onnx").touch()
     speaking = Speaking(2, 12, 2, 16, 0.25, {})
-    other = replace(Folder.read(folder), path=folder, task="text_to_speech", speaking=speaking)
+    other = replace(Folder.read(folder), path=folder, task="text_to_speech", speaking=speaking, shared=[])
     replace(other, vocabularies={"source": other.vocabularies["source"]}).write()
     assert main(["generate", str(data), "--path", str(folder), "--task", "translation", "--cpu"]) == 2
     assert "holds a model for text_to_speech" in capsys.readouterr().err
