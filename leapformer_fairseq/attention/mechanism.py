@@ -224,6 +224,11 @@ class Mechanism(nn.Module):
         """`init_state` for `loop`, of tensors in the type of `like`; a size of 0 grows. None: no graph can hold it."""
         return self.init_state(batch, value_dim, like, key, mask) if self.capabilities.constant_state else None
 
+    @classmethod
+    def fits_graphs(cls) -> bool:
+        """Whether graphs can hold its state: one of constant size, or one that its `loop_state` describes."""
+        return cls.capabilities.constant_state or cls.loop_state is not Mechanism.loop_state
+
     @abstractmethod
     def write(self, state: State, k: Tensor, v: Tensor, key: TokenInfo) -> State:
         """The state after keys (B, H, S, D) and values (B, H, S, E) were written to it."""

@@ -128,8 +128,7 @@ def _means(name: str) -> dict[str, str | None]:
     mechanism = build(name, 16, 2, block=BLOCKS[1] if BLOCKS[1] in _blocks(name) else None, input_dim=32)
     about, kind = mechanism.capabilities, type(mechanism)
     together = any(getattr(kind, method) is not getattr(Mechanism, method) for method in ("scan_", "_segment"))
-    held = about.constant_state or kind.loop_state is not Mechanism.loop_state
-    grows = "" if held else "its state grows with the text; override `loop_state` with one that graphs can hold"
+    grows = "" if kind.fits_graphs() else "its state grows; override `loop_state` with one that graphs can hold"
     carries = "" if about.carry_width is None else "graphs do not hand a carry on to the next layer"
     waits = "" if about.incremental else "no decoder can write with it token by token"
     return {

@@ -58,9 +58,9 @@ def model_of(plan: str, seed: int = 0, encoder: str = "softmax", **options: Any)
 
 def serves(name: str) -> bool:
     """Whether the tiny models have it in both blocks of the decoder, and graphs can hold its state."""
-    about = MECHANISMS[name].capabilities
-    blocks = {"decoder-self", "decoder-cross"} <= set(about.blocks)
-    return blocks and about.incremental and about.carry_width is None
+    kind = MECHANISMS[name]
+    blocks = {"decoder-self", "decoder-cross"} <= set(kind.capabilities.blocks)
+    return blocks and kind.capabilities.incremental and kind.capabilities.carry_width is None and kind.fits_graphs()
 
 
 RATIO = {"length_predictor": "ratio", "length_ratio": 1.3, "cosformer_length": 0}

@@ -53,12 +53,12 @@ POLICIES = [
 
 
 def served() -> list[str]:
-    """Mechanisms for all blocks of a model with a streaming encoder."""
+    """Mechanisms for all blocks of a model with a streaming encoder, whose state graphs can hold."""
     found = []
     for name, kind in MECHANISMS.items():
         about = kind.capabilities
         where = {"encoder-self", "decoder-self", "decoder-cross"} <= set(about.blocks)
-        if where and about.incremental and about.carry_width is None:
+        if where and about.incremental and about.carry_width is None and kind.fits_graphs():
             try:
                 speech_model(name, **CHUNKS)
             except LeapformerError:  # it does not stream
