@@ -319,8 +319,9 @@ class TestWithoutKernels:
         monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no entry")))
         failure("no home directory", "XDG_CACHE_HOME")
 
-    def test_they_can_be_turned_off(self, monkeypatch, caplog):
-        monkeypatch.setenv(cpu.SWITCH, "0")
+    @pytest.mark.parametrize("word", ["0", "false", "Off", "no"])
+    def test_they_can_be_turned_off(self, monkeypatch, caplog, word):
+        monkeypatch.setenv(cpu.SWITCH, word)
         assert pytorch_runs() and cpu.reason() == "LEAPFORMER_NATIVE=0" and not caplog.records
 
     @needs_compiler

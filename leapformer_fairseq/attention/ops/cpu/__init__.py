@@ -38,6 +38,7 @@ SOURCES = tuple(
 )
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-std=gnu99", "-pthread")
 SWITCH = "LEAPFORMER_NATIVE"
+OFF = ("0", "false", "no", "off")  # its values that turn kernels off, in any case
 PATIENCE_S = 120  # a compiler that takes longer hangs; not tried again for a day, see `_library`
 OF_OTHERS = stat.S_IWGRP | stat.S_IWOTH  # rights to write
 MAX_DIM = 1024  # as in linear_step.c and recurrent_step.c
@@ -126,8 +127,12 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
 _FAILS = ("leapformer_scan_float", "leapformer_scan_double")  # they return 1 if there is not enough memory
 
 
+def _are_off() -> bool:
+    return _off.get() or os.environ.get(SWITCH, "").lower() in OFF
+
+
 def _function(name: str) -> Callable[..., Any] | None:
-    library = None if _off.get() or os.environ.get(SWITCH) == "0" else load()
+    library = None if _are_off() else load()
     return None if library is None else getattr(library, name)
 
 
@@ -156,7 +161,7 @@ def load() -> ctypes.CDLL | None:
 
 def reason() -> str | None:
     """Why kernels in C do not run here, in one line; None if they do."""
-    if _off.get() or os.environ.get(SWITCH) == "0":
+    if _are_off():
         return f"{SWITCH}=0"
     loaded = _loaded()
     return loaded if isinstance(loaded, str) else None
