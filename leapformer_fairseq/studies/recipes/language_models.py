@@ -34,7 +34,7 @@ class LanguageModel(Runs):
     def cells_prepare(self, state: State) -> list[Cell]:
         s, text = self.settings, self.data / "text"
         files = [word for part in PARTS if getattr(s, part) for word in (f"--{part}", getattr(s, part))]
-        options = [*([s.root] if s.root else []), "--out", text, *files]
+        options = [*([s.root] if s.root or not files else []), "--out", text, *files]
         options += [f"--{flag.replace('_', '-')}" for flag in ("train_on_valid", "download") if getattr(s, flag)]
         return prepared_text(self, [self.name, *options], None)
 

@@ -266,14 +266,19 @@ def merged(cells: Iterable[Cell]) -> list[Cell]:
     return kept
 
 
+def written(words: Iterable[object]) -> tuple[str, ...]:
+    """The words of a command; `...` is what a dry run was not given, such as --root."""
+    return tuple("..." if word is None else str(word) for word in words)
+
+
 def ours(*words: object) -> Command:
     """A short command of `leapformer`, in this process."""
-    return Command(tuple(map(str, words)), inline=True)
+    return Command(written(words), inline=True)
 
 
 def logged(*words: object, log: str = "log", program: str = "leapformer", threads: int | None = None) -> Command:
     """A long command, whose output goes to a file in the cell's folder."""
-    return Command(tuple(map(str, words)), log, program, threads=threads)
+    return Command(written(words), log, program, threads=threads)
 
 
 def training(
@@ -285,8 +290,8 @@ def training(
     """
     options = ["--num-workers", "1", "--required-batch-size-multiple", "1"]
     options += ["--skip-invalid-size-inputs-valid-test", "--log-format", "json"]
-    command = ("train", str(data), "--save-dir", str(save), *options, *map(str, words))
-    return Command(command, "train.log", launched=True, longer=longer, threads=threads)
+    command = ("train", str(data), "--save-dir", str(save), *options, *words)
+    return Command(written(command), "train.log", launched=True, longer=longer, threads=threads)
 
 
 @dataclass(frozen=True)

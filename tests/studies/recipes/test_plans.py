@@ -14,8 +14,10 @@ from leapformer_fairseq.studies.recipes.plans import Attention
 from leapformer_fairseq.support.errors import LeapformerError
 from leapformer_fairseq.support.files import read_json
 from tests.covering import shared_out
+from tests.studies.recipes.running import dry_run
 
 WITH_PLANS = [name for name in catalog.DATASETS if name not in ("talks", "sparsefinder")]
+GIVEN = ("lra", "quickstart", "espeak_tts", "talks")  # need no data, or have names of their own for it
 
 
 def start(name, *words):
@@ -131,3 +133,11 @@ def test_every_row_of_every_table_is_accepted(tmp_path):
 
 def test_the_softmax_recogniser_beside_a_plan_keeps_its_options():
     assert Attention("leap:encoder-causal").recogniser.flags[-1] == "--encoder-causal"
+
+
+@pytest.mark.parametrize("name", catalog.DATASETS)
+def test_a_dry_run_says_what_it_was_not_given(name, tmp_path):
+    more = {"lra": ["--reduced"], "talks": ["prepare", "--root", tmp_path], "translation": ["--pair", "en-de"]}
+    shown = dry_run(name, *more.get(name, []), "--out", tmp_path / "out")
+    assert shown and not any("None" in line.split() for line in shown)
+    assert any(" ... " in line for line in shown) == (name not in GIVEN)
