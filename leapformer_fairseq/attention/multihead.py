@@ -201,6 +201,8 @@ class Attention(AttentionBlock):
                 checked_keep(one, tokens.shape[:2], name)
                 self._check_padding(name, one, mask)
             self._check_length(x, target_keep if self.crosses else keep, mask, memory)
+            if memory is not None and not x.shape[0]:
+                raise LeapformerError("x has no sequences, but a cache has at least one; end when all of them have")
         if memory is not None:
             return self._next(x, keys, mask, keep, target_keep, memory, weights)
         key_info = TokenInfo.whole(keys.shape[1], keep, x.device)

@@ -586,6 +586,8 @@ def wrong_calls() -> list[Any]:
         (lambda: Cache(ended[0]).load({**ended[2].tensors(), "/mask": torch.tensor([0, 0, 0])}), "is damaged or of"),
         (lambda: read(decoder, x).select(1), "give at least one whole number"),
         (lambda: read(decoder, x).select("a"), "give at least one whole number"),
+        (lambda: decoder(x[:0], cache=Cache(decoder)), "x has no sequences, but a cache has at least one"),
+        (lambda: decoder(x[:0], cache=read(decoder, x)), "x has no sequences, but a cache has at least one"),
         (lambda: Cache.cat(read(decoder, x)), "give a list of caches"),
         (lambda: Cache.cat([x]), "give a list of caches"),
         (lambda: Cache(decoder).load([x]), "give what tensors.. returned"),
