@@ -59,9 +59,6 @@ AIMS = dict(zip(LENGTHS, (1.3, 2.0, 3.0, 4.0), strict=True))  # leap over softma
 COSFORMER_AIMS = {LEAP: 0.85, SMALL: 0.92}  # the paper has 0.90 and 0.98
 MEMORY_AIM = 0.25  # leap at 4,096 tokens
 PARITY = 1e-9
-
-
-PROTOCOLS = (protocols.LEAPFORMER, protocols.LUNA)
 LEFT_OUT = ("linformer-2", "leap-2", "abc-mlp", "abc-random")
 
 

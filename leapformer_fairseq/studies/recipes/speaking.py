@@ -11,7 +11,6 @@ from ..engine import Call, Cell, State
 from .plans import Attention
 from .recipe import Recipe, ours, training
 
-PREDICTORS = ("ratio", "lookup", "conv", "oracle")
 SIZES = (":length-hidden=256", ":length-layers=3")
 
 

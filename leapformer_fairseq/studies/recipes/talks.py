@@ -22,7 +22,6 @@ JOINED = {
     "snr0": ("--gap-s", "0.3", "1.5", "--snr-db", "0"),
     HOURS: ("--gap-s", "0", "0", "--talks", "1"),
 }
-SETS = (UTTERANCES, *JOINED)
 
 
 class Talks(Recipe):

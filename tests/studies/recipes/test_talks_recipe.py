@@ -10,7 +10,7 @@ import soundfile
 
 from leapformer_fairseq.cli.main import main
 from leapformer_fairseq.data.manifests import write_manifest
-from leapformer_fairseq.studies.recipes.talks import JOINED, SETS
+from leapformer_fairseq.studies.recipes.talks import JOINED
 from tests.data.trees import noises
 from tests.simul.conftest import spm_model, symbols  # noqa: F401  (fixtures)
 from tests.simul.test_loading import data_root  # noqa: F401  (a fixture)
@@ -61,7 +61,7 @@ def test_a_dry_run_has_all_sets(corpus, tmp_path, capsys) -> None:
     lines = capsys.readouterr().out.splitlines()
     prepared = [line for line in lines if line.startswith("leapformer prepare talks")]
     curves = [line for line in lines if line.startswith("leapformer curve")]
-    assert len(prepared) == len(JOINED) and len(curves) == len(SETS)
+    assert len(prepared) == len(JOINED) and len(curves) == len(JOINED) + 1  # and the utterances
     assert sum("--minutes 150" in line and "--gap-s 0 0 --talks 1" in line for line in prepared) == 1
     assert sum("--gap-s -0.3 0" in line for line in prepared) == 1
     assert all("--segment pause tokens" in line for line in curves[1:]) and "--source" in curves[0]
