@@ -128,6 +128,7 @@ _FAILS = ("leapformer_scan_float", "leapformer_scan_double")  # they return 1 if
 
 
 def _are_off() -> bool:
+    """Whether the environment, or `turned_off` in this thread, turns kernels off."""
     return _off.get() or os.environ.get(SWITCH, "").lower() in OFF
 
 
