@@ -18,6 +18,7 @@ from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, ClassVar
 
 from ..support import files, user_dir
@@ -124,6 +125,14 @@ class Cell:
     def before(self) -> tuple[str, ...]:
         """The names of all cells that come before."""
         return (*self.needs, *self.some_of)
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """What cells that take about as long have in common: the commands and functions of their steps."""
+        return tuple(
+            step.function.__qualname__ if isinstance(step, Call) else " ".join((step.program, *step.words[:1]))
+            for step in self.steps
+        )
 
     @property
     def is_json(self) -> bool:
@@ -339,6 +348,7 @@ class Engine:
         self._pool: ProcessPoolExecutor | None = None  # started by the first call that needs it
         self._active = dict[str, tuple[Cell, Generator[None, None, Any], ExitStack]]()  # with the locks of its folder
         self._processes = dict[str, trainings.Running]()
+        self._began, self._took = dict[str, float](), dict[tuple[str, ...], list[float]]()  # seconds, by name; by kind
         self._told = dict[str, str]()  # what the log of a running cell said last
 
     def run(self) -> State:
@@ -378,7 +388,7 @@ class Engine:
         return state
 
     def _run(self, state: State) -> None:
-        began, before, tidied = time.monotonic(), -1, set[str]()
+        before, tidied = -1, set[str]()
         while True:
             cells = planned(self.study, state, self.only)
             done = sum(cell.name in state.results for cell in cells)
@@ -392,11 +402,10 @@ class Engine:
                     tidied.add(cell.name)
             self.study.report(state)
             for cell in ready(cells, state, [cell for cell, *_ in self._active.values()], self.jobs):
-                each = (time.monotonic() - began) / max(1, done - before)
-                left = time_left(each * (len(cells) - done)) if done - before >= self.jobs else ""
-                self._say(f"== {done} of {len(cells)} done{left}: {cell}")
+                self._say(f"== {done} of {len(cells)} done{self._left(cells, state)}: {cell}")
                 locks = ExitStack()
                 self._active[cell.name] = cell, self._work(cell, locks), locks
+                self._began[cell.name] = time.monotonic()
             if not self._active:
                 if done > before:
                     self._show(done, len(cells))
@@ -406,6 +415,17 @@ class Engine:
             while not any([self._ended(name, state) for name in list(self._active)]):  # a list: look at all of them
                 self._show(done, len(cells))
                 time.sleep(POLL_S)
+
+    def _left(self, cells: Iterable[Cell], state: State) -> str:
+        """The time that is left, once a cell of each kind has ended: data prepared in seconds promise no fast training.
+
+        What is run each time, such as a table, counts as nothing.
+        """
+        ended = state.results | state.failed
+        kinds = [cell.kind for cell in cells if cell.name not in ended and cell.result is not None]
+        if not kinds or any(kind not in self._took for kind in kinds):
+            return ""
+        return time_left(sum(map(fmean, (self._took[kind] for kind in kinds))) / self.jobs)
 
     def _skip(self, cell: Cell) -> bool:
         """Whether a cell is done, which is said."""
@@ -430,6 +450,7 @@ class Engine:
         except LeapformerError as error:
             value, reason = None, str(error)
         del self._active[name]
+        self._took.setdefault(cell.kind, []).append(time.monotonic() - self._began[name])
         with locks:
             if not reason:
                 cell.write(self.study.out, value)  # if this fails, it would for the others, too

@@ -240,6 +240,26 @@ def test_the_time_that_is_left(tmp_path, monkeypatch):
     assert said[6:] == ["== 2 of 4 done: a", "== 3 of 4 done, 70 s left: b"], "what was done before took no time"
 
 
+def test_the_time_that_is_left_is_that_of_the_same_kind(tmp_path, monkeypatch):
+    """Data that were prepared in a second do not promise a training in a second."""
+    now, said = [0.0], []
+    monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+
+    def train(seconds):
+        now[0] += seconds
+
+    def prepare(seconds):
+        now[0] += seconds
+
+    cells = [Cell("data", (Call(prepare, (1,)),), None)]
+    cells += [Cell(name, (Call(train, (600,)),), needs=("data",)) for name in "ab"]
+    cells += [Cell("table", (Call(prepare, (5,)),), None, needs=("a", "b"))]
+    Engine(Toy(tmp_path, *cells), say=said.append).run()
+    assert said == [
+        "== 0 of 4 done: data", "== 1 of 4 done: a", "== 2 of 4 done, 10 min left: b", "== 3 of 4 done: table",
+    ]  # fmt: skip
+
+
 # ------------------------------------------------------------------------------------------------------------- commands
 def test_a_short_command_runs_in_this_process(tmp_path, monkeypatch):
     called, inline = [], Cell("a", (Command(("list", "x y"), inline=True),))
