@@ -71,5 +71,7 @@ def _threads(systems: dict[str, Any]) -> str:
 
 
 def _heading(systems: dict[str, Any]) -> str:
-    titles = [system["title"] for system in systems.values()]
-    return f"Simultaneous speech translation: {titles[0] if len(titles) == 1 else f'{len(titles)} systems'}"
+    """What the page is about: a system on several test sets is one system."""
+    titles = {name.partition("/")[0]: system["title"] for name, system in reversed(systems.items())}
+    what = f"{len(titles)} systems" if len(titles) > 1 else next(iter(titles.values()))
+    return f"Simultaneous speech translation: {what}"

@@ -1,7 +1,8 @@
 """Compares systems of simultaneous translation: collects the scores below a folder, as data and as a table.
 
 `leapformer score --json` writes scores to FOLDER/SYSTEM/k<K>/scores.json and FOLDER/SYSTEM/offline/scores.json; SYSTEM
-may be several folders deep, e.g. leap/tst-COMMON. The options of a run are in the nearest file `options` above it.
+may be several folders deep, e.g. leap/tst-COMMON. The options of a run are in the files `options` above it: those of
+its training, then those of its evaluation.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ def _order(path: Path) -> tuple[str, float]:
 
 
 def _options(run: Path, folder: Path) -> str:
-    places = [place / "options" for place in (run, *run.parents) if place.is_relative_to(folder)]
-    return next((place.read_text(encoding="utf-8").strip() for place in places if place.is_file()), "")
+    places = [place / "options" for place in (*reversed(run.parents), run) if place.is_relative_to(folder)]
+    return " ".join(place.read_text(encoding="utf-8").strip() for place in places if place.is_file())
 
 
 def _row(name: str, scores: dict[str, Any]) -> dict[str, Any]:

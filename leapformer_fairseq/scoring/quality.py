@@ -41,14 +41,15 @@ class QualityScore:
 def quality(
     predictions: Sequence[str], references: Sequence[str], tokenize: str = "13a", training: str | Path | None = None
 ) -> tuple[QualityScore, ...]:
-    """BLEU, chrF and, if `training` names a text that the model was trained on, the recall of rare words.
+    """BLEU, chrF and, if `training` names a text that the model was trained on, the recall of rare words, if any.
 
     Raises LeapformerError for a tokenizer that cannot be used, or a text that cannot be read.
     """
     scores = bleu(predictions, references, tokenize), chrf(predictions, references)
     if training is None:
         return scores
-    return (*scores, rare_recall(predictions, references, read_lines(Path(training), "--training-text"), tokenize))
+    recall = rare_recall(predictions, references, read_lines(Path(training), "--training-text"), tokenize)
+    return scores if recall is None else (*scores, recall)
 
 
 def bleu(predictions: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> QualityScore:
@@ -79,8 +80,8 @@ def chrf(predictions: Sequence[str], references: Sequence[str]) -> QualityScore:
 
 def rare_recall(
     predictions: Sequence[str], references: Sequence[str], training: Iterable[str], tokenize: str = "13a"
-) -> QualityScore:
-    """Recall of rare words: the percentage of them in the references that the prediction of the same sentence has, too.
+) -> QualityScore | None:
+    """Recall of rare words, None if there are none: the percentage of them in the references that the prediction of the same sentence has, too.
 
     A word is rare unless it is among the `FREQUENT` most frequent ones of the training text; words are lower-case, as
     cut by the tokenizer. A model that writes fluent sentences about something else gets some BLEU for frequent words,
@@ -99,6 +100,8 @@ def rare_recall(
         rare = {word: count for word, count in Counter(words(reference)).items() if word not in frequent}
         totals.append(sum(rare.values()))
         recalled.append(sum(min(count, predicted[word]) for word, count in rare.items()))
+    if not sum(totals):
+        return None
     shares = zip(recalled, totals, strict=True)
     per_sentence = tuple(100 * count / total if total else 100.0 for count, total in shares)
     sums = np.array([recalled, totals], float).T

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -103,6 +104,25 @@ def test_systems_of_one_name_are_told_apart_by_their_folders(folder):
     (folder / "again/options").write_text("--attention leap:encoder-causal --seed 1\n")
     titles = {name: system["title"] for name, system in collect(folder)["systems"].items()}
     assert titles["again"] == "LeaPformer, causal encoder (again)" and titles["softmax/tst"] == "softmax/tst"
+
+
+def test_a_test_set_has_the_options_of_its_training_too(tmp_path, capsys):
+    """Recipes write those of the evaluation beside its scores; the attention is in those of the training."""
+    for plan, bleu in (("leap", 60), ("softmax", 61)):
+        scored(tmp_path / plan / "teacher-forced", bleu)
+        scored(tmp_path / plan / "test/k3", bleu, 2000)
+        (tmp_path / plan / "options").write_text(f"--attention {plan} --seed 1\n")
+        (tmp_path / plan / "test/options").write_text("--average 5\n")
+    systems = collect(tmp_path)["systems"]
+    assert systems["leap/test"]["options"] == "--attention leap --seed 1 --average 5"
+    titles = {name: system["title"] for name, system in systems.items()}
+    assert titles["softmax/test"] == "softmax, encoder sees the whole source, test"
+    assert main(["report", str(tmp_path)]) == 0
+    assert (tmp_path / "report.md").read_text().startswith("# Simultaneous speech translation: 2 systems\n")
+    shutil.rmtree(tmp_path / "softmax")
+    assert main(["report", str(tmp_path)]) == 0
+    title = "LeaPformer, encoder sees the whole source"
+    assert (tmp_path / "report.md").read_text().startswith(f"# Simultaneous speech translation: {title}\n")
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,7 @@ def test_a_report_has_intervals_and_p(tmp_path, capsys):
         forced.parent.mkdir()
         forced.write_text('{"scores": {"perplexity": 9.0}, "signatures": {}, "compute": null, "n_instances": 60}')
         (tmp_path / name / "options").write_text(f"--attention {name} --seed 1\n")
+        (tmp_path / name / "test/options").write_text("--average 5\n")  # of the evaluation
     elsewhere = simulated(tmp_path / "elsewhere/k1", 1, targets=sentences(5, 0.1))
     assert main(["score", elsewhere, "--json", f"{elsewhere}/scores.json"]) == 0
     assert "±" in capsys.readouterr().out
