@@ -81,11 +81,11 @@ def chrf(predictions: Sequence[str], references: Sequence[str]) -> QualityScore:
 def rare_recall(
     predictions: Sequence[str], references: Sequence[str], training: Iterable[str], tokenize: str = "13a"
 ) -> QualityScore | None:
-    """Recall of rare words, None if there are none: the percentage of them in the references that the prediction of the same sentence has, too.
+    """Recall of rare words: the percentage of them in the references that the prediction of the same sentence has, too.
 
-    A word is rare unless it is among the `FREQUENT` most frequent ones of the training text; words are lower-case, as
-    cut by the tokenizer. A model that writes fluent sentences about something else gets some BLEU for frequent words,
-    but nothing here. A sentence without rare words has 100.
+    None if the references have none. A word is rare unless it is among the `FREQUENT` most frequent ones of the
+    training text; words are lower-case, as cut by the tokenizer. A model that writes fluent sentences about something
+    else gets some BLEU for frequent words, but nothing here. A sentence without rare words has 100.
     """
     # Private, but sacreBLEU has no other access to its tokenisation and case folding.
     prepare = _bleu(tokenize, lowercase=True)._preprocess_segment
