@@ -35,10 +35,11 @@ def load_component(component: nn.Module, kind: str, path: str, args: Namespace) 
     """Load the encoder or decoder (`kind`) of a checkpoint, whose mechanisms may differ, into `component`.
 
     Projections, feed-forward layers and embeddings must fit. Parameters of mechanisms are loaded if their names agree,
-    and otherwise keep their initial values. A recogniser's CTC head is ignored if this model has none. A length
-    predictor is never loaded, because lengths of transcripts are not those of translations. `args` are this model's
-    options, with which the weights must compute the same function as in the checkpoint. Raises LeapformerError if
-    anything does not fit.
+    and otherwise keep their initial values. So does a recogniser's CTC head, if the checkpoint has none or one of
+    another size: an encoder that has learned to recognise one language may begin with another. A length predictor is
+    never loaded, because lengths of transcripts are not those of translations. `args` are this model's options, with
+    which the weights must compute the same function as in the checkpoint. Raises LeapformerError if anything does not
+    fit.
     """
     if not PathManager.exists(path):
         raise LeapformerError(
@@ -54,14 +55,18 @@ def load_component(component: nn.Module, kind: str, path: str, args: Namespace) 
     stored: dict[str, Tensor] = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
     stored = {name: value for name, value in stored.items() if not _is_of_length_predictor(name)}
     current = component.state_dict()
+    stored = {
+        name: value
+        for name, value in stored.items()
+        if not _is_of_head(name) or (name in current and value.shape == current[name].shape)
+    }
     new = [name for name in current if name not in stored]
     extra = [name for name in stored if name not in current]
     for name, part in component.named_modules():
         if isinstance(part, MechanismAttention):
             part.upgrade_state_dict_named(stored, name)
-    wrong = [n for n in new if ".mechanism." not in n and not _is_of_length_predictor(n)] + [
-        n for n in extra if ".mechanism." not in n and "ctc_proj" not in n
-    ]
+    wrong = [n for n in new if ".mechanism." not in n and not _is_of_length_predictor(n) and not _is_of_head(n)]
+    wrong += [n for n in extra if ".mechanism." not in n]
     wrong += [n for n in stored if n in current and stored[n].shape != current[n].shape]
     if wrong:
         raise LeapformerError(
@@ -72,6 +77,10 @@ def load_component(component: nn.Module, kind: str, path: str, args: Namespace) 
     logger.info("%s: loaded %d tensors from %s, %d new", kind, len(current) - len(new), path, len(new))
     if origin is not None:
         report(origin, component, args, set(current) - set(new))
+
+
+def _is_of_head(name: str) -> bool:
+    return name.startswith("ctc_proj.")
 
 
 def _is_of_length_predictor(name: str) -> bool:

@@ -92,6 +92,21 @@ def test_an_encoder_starts_warm_from_any_mechanism(old, new, checkpoint):
         assert name in theirs or ".mechanism." in name
 
 
+@pytest.mark.parametrize(("symbols", "loaded"), [(0, False), (7, False), (None, True)])
+def test_a_recogniser_begins_with_the_encoder_of_another_language(symbols, loaded, checkpoint):
+    """Of another number of symbols, or of a model that translates; None: of as many."""
+    teacher = make_model("leapformer_s2t_tiny", seed=1, ctc_weight=1.0 if symbols != 0 else 0.0)
+    student = make_model("leapformer_s2t_tiny", seed=2, ctc_weight=1.0)
+    if symbols:
+        teacher.encoder.ctc_proj = torch.nn.Linear(teacher.encoder.ctc_proj.in_features, symbols)
+    before = {name: value.clone() for name, value in student.encoder.state_dict().items()}
+    load_component(student.encoder, "encoder", checkpoint(teacher), Namespace())
+    theirs = teacher.encoder.state_dict()
+    for name, value in student.encoder.state_dict().items():
+        expected = theirs if loaded or not name.startswith("ctc_proj.") else before
+        assert torch.equal(value, expected[name]), name
+
+
 @pytest.mark.parametrize(("old", "new"), [(None, "ratio"), ("ratio", None), ("ratio", "ratio"), ("ratio", "conv")])
 def test_a_length_predictor_starts_untrained(old, new, checkpoint):
     teacher = make_model("leapformer_s2t_tiny", seed=1, length_predictor=old)
