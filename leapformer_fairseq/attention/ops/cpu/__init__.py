@@ -163,7 +163,7 @@ def load() -> ctypes.CDLL | None:
 def reason() -> str | None:
     """Why kernels in C do not run here, in one line; None if they do."""
     if _are_off():
-        return f"{SWITCH}=0"
+        return "turned off in this thread" if _off.get() else f"{SWITCH}={os.environ[SWITCH]}"
     loaded = _loaded()
     return loaded if isinstance(loaded, str) else None
 
