@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
-WORDS = "zero one two three four five six seven eight nine".split()
-GERMAN = "null eins zwei drei vier fünf sechs sieben acht neun".split()
+WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+GERMAN = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
 recordings, out = map(Path, sys.argv[1:])
 rng = random.Random(1)
 speakers = sorted({path.name.split("_")[1] for path in recordings.glob("*.wav")})
