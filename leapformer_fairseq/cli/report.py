@@ -71,7 +71,7 @@ def _threads(systems: dict[str, Any]) -> str:
 
 
 def _heading(systems: dict[str, Any]) -> str:
-    """What the page is about: a system on several test sets is one system."""
-    titles = {name.partition("/")[0]: system["title"] for name, system in reversed(systems.items())}
-    what = f"{len(titles)} systems" if len(titles) > 1 else next(iter(titles.values()))
+    """The title of the page. Several test sets of one run count as one system."""
+    runs = {name.partition("/")[0] for name in systems}
+    what = f"{len(runs)} systems" if len(runs) > 1 else next(iter(systems.values()))["title"]
     return f"Simultaneous speech translation: {what}"

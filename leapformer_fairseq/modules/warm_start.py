@@ -18,6 +18,9 @@ from .vocabulary import FINGERPRINT, check_vocabulary
 
 logger = logging.getLogger(__name__)
 
+CTC_HEAD = "ctc_proj."
+NOT_REQUIRED = (CTC_HEAD, "length_predictor.")  # prefixes of weights that may keep their initial values
+
 
 def forget_if_resumed(args: Namespace) -> None:
     """Clear the options of warm starts if training resumes from a checkpoint, which has all weights.
@@ -35,11 +38,10 @@ def load_component(component: nn.Module, kind: str, path: str, args: Namespace) 
     """Load the encoder or decoder (`kind`) of a checkpoint, whose mechanisms may differ, into `component`.
 
     Projections, feed-forward layers and embeddings must fit. Parameters of mechanisms are loaded if their names agree,
-    and otherwise keep their initial values. So does a recogniser's CTC head, if the checkpoint has none or one of
-    another size: an encoder that has learned to recognise one language may begin with another. A length predictor is
-    never loaded, because lengths of transcripts are not those of translations. `args` are this model's options, with
-    which the weights must compute the same function as in the checkpoint. Raises LeapformerError if anything does not
-    fit.
+    and otherwise keep their initial values. A recogniser's CTC head is loaded only if its size fits, so that an encoder
+    trained on another language can be used. A length predictor is never loaded, because lengths of transcripts are not
+    those of translations. `args` are this model's options, with which the weights must compute the same function as in
+    the checkpoint. Raises LeapformerError if anything does not fit.
     """
     if not PathManager.exists(path):
         raise LeapformerError(
@@ -53,19 +55,17 @@ def load_component(component: nn.Module, kind: str, path: str, args: Namespace) 
     if hasattr(component, FINGERPRINT):
         check_vocabulary(component, state, kind)
     stored: dict[str, Tensor] = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
-    stored = {name: value for name, value in stored.items() if not _is_of_length_predictor(name)}
     current = component.state_dict()
-    stored = {
-        name: value
-        for name, value in stored.items()
-        if not _is_of_head(name) or (name in current and value.shape == current[name].shape)
+    heads = {
+        n for n, value in stored.items() if n.startswith(CTC_HEAD) and n in current and value.shape == current[n].shape
     }
+    stored = {name: value for name, value in stored.items() if name in heads or not name.startswith(NOT_REQUIRED)}
     new = [name for name in current if name not in stored]
     extra = [name for name in stored if name not in current]
     for name, part in component.named_modules():
         if isinstance(part, MechanismAttention):
             part.upgrade_state_dict_named(stored, name)
-    wrong = [n for n in new if ".mechanism." not in n and not _is_of_length_predictor(n) and not _is_of_head(n)]
+    wrong = [n for n in new if ".mechanism." not in n and not n.startswith(NOT_REQUIRED)]
     wrong += [n for n in extra if ".mechanism." not in n]
     wrong += [n for n in stored if n in current and stored[n].shape != current[n].shape]
     if wrong:
@@ -77,11 +77,3 @@ def load_component(component: nn.Module, kind: str, path: str, args: Namespace) 
     logger.info("%s: loaded %d tensors from %s, %d new", kind, len(current) - len(new), path, len(new))
     if origin is not None:
         report(origin, component, args, set(current) - set(new))
-
-
-def _is_of_head(name: str) -> bool:
-    return name.startswith("ctc_proj.")
-
-
-def _is_of_length_predictor(name: str) -> bool:
-    return name.startswith("length_predictor.")

@@ -128,7 +128,7 @@ class Cell:
 
     @property
     def kind(self) -> tuple[str, ...]:
-        """What cells that take about as long have in common: the commands and functions of their steps."""
+        """The commands and functions of the steps; cells that share them are assumed to take about as long."""
         return tuple(
             step.function.__qualname__ if isinstance(step, Call) else " ".join((step.program, *step.words[:1]))
             for step in self.steps
@@ -348,7 +348,7 @@ class Engine:
         self._pool: ProcessPoolExecutor | None = None  # started by the first call that needs it
         self._active = dict[str, tuple[Cell, Generator[None, None, Any], ExitStack]]()  # with the locks of its folder
         self._processes = dict[str, trainings.Running]()
-        self._began, self._took = dict[str, float](), dict[tuple[str, ...], list[float]]()  # seconds, by name; by kind
+        self._took = dict[tuple[str, ...], list[float]]()  # seconds of each cell that was completed here, by kind
         self._told = dict[str, str]()  # what the log of a running cell said last
 
     def run(self) -> State:
@@ -405,7 +405,6 @@ class Engine:
                 self._say(f"== {done} of {len(cells)} done{self._left(cells, state)}: {cell}")
                 locks = ExitStack()
                 self._active[cell.name] = cell, self._work(cell, locks), locks
-                self._began[cell.name] = time.monotonic()
             if not self._active:
                 if done > before:
                     self._show(done, len(cells))
@@ -417,15 +416,16 @@ class Engine:
                 time.sleep(POLL_S)
 
     def _left(self, cells: Iterable[Cell], state: State) -> str:
-        """The time that is left, once a cell of each kind has ended: data prepared in seconds promise no fast training.
+        """Words for the remaining time, or "" until a cell of each remaining kind has been completed.
 
-        What is run each time, such as a table, counts as nothing.
+        Preparing data in seconds says nothing about the time of a training. Cells that are run each time, such as
+        tables, are left out.
         """
         ended = state.results | state.failed
         kinds = [cell.kind for cell in cells if cell.name not in ended and cell.result is not None]
         if not kinds or any(kind not in self._took for kind in kinds):
             return ""
-        return time_left(sum(map(fmean, (self._took[kind] for kind in kinds))) / self.jobs)
+        return time_left(sum(fmean(self._took[kind]) for kind in kinds) / self.jobs)
 
     def _skip(self, cell: Cell) -> bool:
         """Whether a cell is done, which is said."""
@@ -450,7 +450,6 @@ class Engine:
         except LeapformerError as error:
             value, reason = None, str(error)
         del self._active[name]
-        self._took.setdefault(cell.kind, []).append(time.monotonic() - self._began[name])
         with locks:
             if not reason:
                 cell.write(self.study.out, value)  # if this fails, it would for the others, too
@@ -474,7 +473,7 @@ class Engine:
             yield from self._lock(cell, locks)
             if self._skip(cell):
                 return None
-        folder, value = make_folder(cell.folder(self.study.out)), None
+        folder, value, began = make_folder(cell.folder(self.study.out)), None, time.monotonic()
         files.sweep(folder)  # what was half written when this cell was killed
         (folder / ERRORS).unlink(missing_ok=True)
         for step in cell.steps:
@@ -491,6 +490,7 @@ class Engine:
                 raise LeapformerError(f"{first_line(error)} (see {log})") from error
         value = cell.collect(folder) if cell.collect else value
         cell.check(value, self.study.out)
+        self._took.setdefault(cell.kind, []).append(time.monotonic() - began)
         return value
 
     def _called(self, step: Call) -> Generator[None, None, Any]:

@@ -260,6 +260,16 @@ def test_the_time_that_is_left_is_that_of_the_same_kind(tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
+def test_a_failure_is_no_measure_of_the_time_that_is_left(tmp_path):
+    def train(name):
+        if name == "a":
+            raise LeapformerError("no")
+
+    said: list[str] = []
+    Engine(Toy(tmp_path, *(Cell(name, (Call(train, (name,)),)) for name in "abc")), say=said.append).run()
+    assert said == ["== 0 of 3 done: a", "a failed: no", "== 0 of 3 done: b", "== 1 of 3 done, 0 s left: c"]
+
+
 # ------------------------------------------------------------------------------------------------------------- commands
 def test_a_short_command_runs_in_this_process(tmp_path, monkeypatch):
     called, inline = [], Cell("a", (Command(("list", "x y"), inline=True),))
